@@ -9,6 +9,8 @@ from kvferry.analysis.intervals import Effect, intervals_of
 from kvferry.analysis.repeats import Metrics, Range
 
 RUNTIME = "runtime"
+# Decoding with weights that a CPU computes with beside the main processor.
+ON_CPU = "decoding on the CPU"
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ def how_sure(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _known(evidence: Mapping[str, Any]) -> Iterator[str]:
-    for what in ("prefill", "decoding"):
+    for what in ("prefill", "decoding", ON_CPU):
         if what in evidence:
             one = evidence[what]
             left_out = f"{one['rows']} rates of {one['devices']} devices that were left out of the fit"
-            yield f"{one['of']}: {left_out}, a factor of {one['factor']:.2f} up and down"
+            where = f"{what}: " if what == ON_CPU else ""
+            yield f"{where}{one['of']}: {left_out}, a factor of {one['factor']:.2f} up and down"
     if RUNTIME in evidence:
         yield f"what it comes to on the known runtimes ({', '.join(evidence[RUNTIME]['over'])})"
     if "runs" in evidence:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from math import exp, log
 from typing import Any
 
@@ -12,12 +13,15 @@ from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.repeats import Metrics, Range
 from kvferry.analysis.reproduction.left_out import LEAST_DEVICES, LEVEL, By, Spread, known_spread
 from kvferry.analysis.run_errors import STUDY, run_errors
-from kvferry.analysis.sureness import RUNTIME, Sureness
+from kvferry.analysis.sureness import ON_CPU, RUNTIME, Sureness
 from kvferry.api.repeats import Watch, unwatched
 from kvferry.machine.ops import DecodeStep
+from kvferry.pipelines.decoding.passes import CPU
 from kvferry.pipelines.decoding.runtimes import others, runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.policies.engine_memory import offload_of
+from kvferry.policies.offload import Offload
 from kvferry.sim.costs.bound_by import bound_by
 from kvferry.sim.slowed import slowed
 from kvferry.specs.scenario import Scenario
@@ -81,7 +85,9 @@ class _Again:
         if kind == "decode":
             self._runtime(prefill)
             if "runs" not in self._evidence and self._own.get("read_bytes"):
-                self._storage()
+                self._path("storage", "errors of its profile are not known")
+            if "runs" not in self._evidence and self._offload is not None and self._offload.spec.to == "host":
+                self._path("copies of weights", "errors of the copy path's rate are not known")
         return Sureness(self._own, tuple(self._effects), {**self._evidence, "not_known": self._not_known})
 
     def _runs(self) -> bool:
@@ -113,22 +119,34 @@ class _Again:
         step = DecodeStep(1 if workload.batch == "max" else workload.batch, workload.context)
         bound = bound_by(device.processors[device.main], scenario.model, step)
         spread = self._spread("decoding", bound)
+        speaks_of = lambda key: self._of_decoding(key) or (prefill and _is_time(key))  # noqa: E731
         if spread is not None:
-            self._add("decoding", spread, lambda key: self._of_decoding(key) or (prefill and _is_time(key)))
+            self._add("decoding", spread, speaks_of)
+        if self._offload is not None and self._offload.spec.to == "cpu":
+            spread = self._spread(ON_CPU, "reading", CPU)
+            if spread is not None:
+                self._add(ON_CPU, spread, speaks_of, CPU)
 
-    def _spread(self, what: str, bound: By) -> Spread | None:
+    @cached_property
+    def _offload(self) -> Offload | None:
+        offload = offload_of(self._scenario)
+        return offload if offload is not None and offload.layers else None
+
+    def _spread(self, what: str, bound: By, processor: str | None = None) -> Spread | None:
         device = self._scenario.device
         if device.engine is None:
             self._not_known[what] = f"{device.name} names no engine, and no {STUDY} lies beside its profile"
             return None
-        spread = known_spread(device.engine.name, device.processors[device.main].kind, bound)
+        spread = known_spread(device.engine.name, device.processors[processor or device.main].kind, bound)
         if spread is None:
             self._not_known[what] = f"measured on fewer than {LEAST_DEVICES} devices beside those of a fit"
         return spread
 
-    def _add(self, what: str, spread: Spread, speaks_of: Callable[[str], bool]) -> None:
-        factor = exp(spread.half_width())
-        less, more = (self._run(slowed(self._scenario, **{what: by}), what) for by in (1 / factor, factor))
+    def _add(self, what: str, spread: Spread, speaks_of: Callable[[str], bool], processor: str | None = None) -> None:
+        factor, part = exp(spread.half_width()), "prefill" if what == "prefill" else "decoding"
+        less, more = (
+            self._run(slowed(self._scenario, **{part: by}, processor=processor), what) for by in (1 / factor, factor)
+        )
         if less is not None and more is not None:
             effect = effect_of_number(what, self._own, less, more, spread.half_width, speaks_of)
             self._effects.append(effect)
@@ -156,15 +174,15 @@ class _Again:
             if tpot_s := self._own.get("tpot_s"):
                 self._shares[RUNTIME] = 1 - min(one["tpot_s"] for one in found.values()) / tpot_s
 
-    def _storage(self) -> None:
-        """Of storage no errors are known. Where it takes most of a token's time, no interval is honest."""
-        self._not_known["storage"] = "errors of its profile are not known"
+    def _path(self, path: str, why: str) -> None:
+        """Says that of a path no errors are known. Where it takes most of a token's time, no interval is honest."""
+        self._not_known[path] = why
         known = sum(self._shares.values())
         if "decoding" in self._evidence and known < 1 - MOST_UNKNOWN:
-            self._not_known["storage"] += ", and it takes more than half of the time"
+            self._not_known[path] += ", and it takes more than half of the time"
             self._effects.clear()
-            del self._evidence["decoding"]
-            self._evidence.pop(RUNTIME, None)
+            for part in ("decoding", ON_CPU, RUNTIME):
+                self._evidence.pop(part, None)
 
     def _run(self, scenario: Scenario, what: str) -> Metrics | None:
         """The figures of a run that finishes."""

@@ -349,7 +349,8 @@ class DecodeAttention(Op):
 @dataclass(frozen=True, slots=True)
 class FeedForward(Op):
     """The dense operators of one layer for one new token per sequence. `captured`: the layer's kernels are launched at
-    once with all others of the step, not one by one."""
+    once with all others of the step, not one by one. `routed`: with a mixture's experts; False: RoutedExperts has
+    them."""
 
     purpose: ClassVar[Purpose] = "feed-forward and projections"
     ends_layer: ClassVar[bool] = True
@@ -358,6 +359,17 @@ class FeedForward(Op):
     batch: Number
     layer: int | None = field(default=None, compare=False)
     captured: bool = False
+    routed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts(Op):
+    """The experts of one layer that one new token per sequence is routed to."""
+
+    purpose: ClassVar[Purpose] = "feed-forward and projections"
+    of_block: ClassVar[bool] = True
+
+    batch: Number
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from kvferry.pipelines.record import MachineRecord, Outcome, Run
 from kvferry.pipelines.tally import Tally, Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.policies.ledger import KEPT_FREE, largest
+from kvferry.policies.ledger import KEPT_FREE
 from kvferry.specs.assist import AssistSpec
+from kvferry.specs.budget import DecodeBudget
 from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
@@ -81,7 +82,7 @@ def run_scenario(
                 storage_utilisation=world.meters.storage_utilisation(now_s),
             )
 
-        outcome, why = _drive(world, flow, totals, may_end=_link_may_end(scenario))
+        outcome, why = _drive(world, flow, totals, scenario)
         ran_s, end = perf_counter() - began_s, totals()
         left = flow.left(world, end)
         # Of several devices, of the one that held most.
@@ -114,10 +115,10 @@ def run_scenario(
         )
 
 
-def _drive(world: World, flow: Flow, totals: Callable[[], Totals], *, may_end: bool) -> tuple[Outcome, str]:
-    """Outcome, and why it is not "done". `may_end`: messages can be lost with the end of a link."""
+def _drive(world: World, flow: Flow, totals: Callable[[], Totals], scenario: Scenario) -> tuple[Outcome, str]:
+    """Outcome, and why it is not "done"."""
     if world.weights_refused:
-        return "out_of_memory", f"{world.weights_refused}; {largest(world.machine.memory.at_peak)}"
+        return "out_of_memory", f"{world.weights_refused}; {_would_fit(scenario)}"
     env = world.machine.env
     done = env.process(flow.run(world, totals))
     try:
@@ -130,10 +131,20 @@ def _drive(world: World, flow: Flow, totals: Callable[[], Totals], *, may_end: b
         return "interrupted", flow.kept()
     except RuntimeError:
         # SimPy's where nothing is left that could happen.
-        if done.triggered or not may_end or env.peek() < math.inf:
+        # Messages can be lost with the end of a link.
+        if done.triggered or not _link_may_end(scenario) or env.peek() < math.inf:
             raise
         return "infeasible", "the link has ended, and what was lost with it is waited for as long as it takes"
     return "done", ""
+
+
+def _would_fit(scenario: Scenario) -> str:
+    """Returns what lets a model run that does not fit into memory."""
+    would = "a smaller model or fewer bits of weights (precision.weights) would do"
+    if not isinstance(scenario.budget, DecodeBudget) or scenario.budget.offload is not None:
+        return would
+    to = "storage" if scenario.device.memory.unified else "cpu"
+    return f"{would}, or some layers elsewhere: --set budget.offload={to}"
 
 
 def _link_may_end(scenario: Scenario) -> bool:

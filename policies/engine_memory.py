@@ -5,8 +5,11 @@ it grants KV the rest: vLLM by a profile run with as many tokens as it batches, 
 graph of ``n_ubatch`` tokens. Both keep that memory for the whole run, and so does this.
 """
 
-from kvferry.policies.ledger import KEPT_FREE, Holding
+from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
+from kvferry.policies.ledger import KEPT_FREE, Holding, Ledger
+from kvferry.policies.offload import Offload
 from kvferry.specs.assist import AssistSpec
+from kvferry.specs.budget import DecodeBudget
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.session import SessionSpec
@@ -70,13 +73,34 @@ def sequences_of(scenario: Scenario) -> int:
     return MOST_BATCH if batch == "max" else batch
 
 
+def offload_of(scenario: Scenario) -> Offload | None:
+    """Returns which weights lie elsewhere; None: none do. As few as leave room for the KV of all that decode together,
+    where the scenario leaves it open; with batch `max` for one sequence."""
+    spec = scenario.budget.offload if isinstance(scenario.budget, DecodeBudget) else None
+    if spec is None or not isinstance(scenario.workload, DecodeSpec):
+        return None
+    model, workload = scenario.model, scenario.workload
+    sequences = 1 if workload.batch == "max" else workload.batch
+    tokens = sequences * pages_of(workload.context + workload.output) * PAGE_TOKENS
+    granted_bytes = scenario.budget.memory_bytes or scenario.device.memory.free_bytes
+    room_bytes = granted_bytes - Ledger(_besides_weights(scenario)).n_bytes(0)
+    return Offload.fitting(
+        spec, model, room_bytes, lambda layers: tokens * layers * model.kv_entry_values * model.kv_value_bytes
+    )
+
+
 def engine_holdings(scenario: Scenario) -> tuple[Holding, ...]:
     """Returns what a machine's memory holds before any KV, from beginning to end. `scenario`: as the machine sees
     it."""
+    offload = offload_of(scenario)
+    weights = (Holding.of("weights", scenario.model.weight_bytes),) if offload is None else offload.holdings
+    return (*weights, *_besides_weights(scenario))
+
+
+def _besides_weights(scenario: Scenario) -> tuple[Holding, ...]:
     model, memory = scenario.model, scenario.device.memory
     granted_bytes = scenario.budget.memory_bytes or memory.free_bytes
     return (
-        Holding.of("weights", model.weight_bytes),
         Holding.of("runtime", scenario.device.runtime_bytes),
         Holding.of("workspace: activations", activation_bytes(model, passing_tokens(scenario))),
         Holding.of("workspace: logits", logits_bytes(model, sequences_of(scenario))),

@@ -1,4 +1,4 @@
-"""Slows a scenario's main processor down by a factor, for decoding, for prefill or for both."""
+"""Slows a scenario's processor down by a factor, for decoding, for prefill or for both."""
 
 from typing import get_args
 
@@ -10,12 +10,16 @@ from kvferry.specs.scenario import Scenario
 PREFILL: frozenset[Kernel] = frozenset({"gemm", "attention", "sparse_attention", "svd"})
 
 
-def slowed(scenario: Scenario, *, decoding: float = 1.0, prefill: float = 1.0) -> Scenario:
-    """Returns the scenario with a main processor whose kernels take these factors as long, though they never reach more
-    than its peaks, and whose fixed costs of decoding are larger by theirs. Planners know the slowed processor."""
+def slowed(
+    scenario: Scenario, *, decoding: float = 1.0, prefill: float = 1.0, processor: str | None = None
+) -> Scenario:
+    """Returns the scenario with a processor (None: the main one) whose kernels take these factors as long, though they
+    never reach more than its peaks, and whose fixed costs of decoding are larger by theirs. Planners know the slowed
+    processor."""
     device = scenario.device
-    main = _slowed(device.processors[device.main], decoding, prefill)
-    changed = device.model_copy(update={"processors": {**device.processors, device.main: main}})
+    processor = processor or device.main
+    slow = _slowed(device.processors[processor], decoding, prefill)
+    changed = device.model_copy(update={"processors": {**device.processors, processor: slow}})
     return scenario.model_copy(update={"device": changed})
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from kvferry.specs.base import Part
+from kvferry.specs.offload import OffloadSpec
 from kvferry.specs.units import Bytes, Tokens
 
 
@@ -37,6 +38,8 @@ class DecodeBudget(Budget):
     kv_share: float | None = Field(default=None, gt=0, le=1, strict=True)
     # For the KV of systems that keep it all in memory. None: all that is free.
     in_memory_kv_bytes: Bytes | None = Field(default=None, gt=0)
+    # Weights that lie elsewhere, of systems that keep all KV in memory. None: all are in the processor's memory.
+    offload: OffloadSpec | None = None
 
     @property
     def limits_kv(self) -> bool:

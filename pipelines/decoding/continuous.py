@@ -2,18 +2,13 @@
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import simpy
 
-from kvferry.machine.handles import Batch
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Lease, Machine, Refused
-from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
-from kvferry.machine.ticket import Ticket
-from kvferry.policies.decode.attention_kernel import AttentionKernel
+from kvferry.pipelines.decoding.passes import Passes
 from kvferry.policies.decode.batcher import Batcher, Turn
 from kvferry.specs.errors import OutOfMemory
 from kvferry.traces.request import Request
@@ -24,27 +19,26 @@ Process = Generator[simpy.Event, Any, None]
 class ContinuousDecode:
     """Carries out a batcher's turns, one after the other. ``run`` is a SimPy process.
 
-    Every request must fit the batcher's pages, of `page_bytes` each; a turn takes `workspace_bytes` besides, and
-    attends as `attention` says. Calls `on_turn` after each turn, and `on_arrival`
-    with each request as it comes, at the time when it really does.
+    Every request must fit the batcher's pages, of `page_bytes` each; a turn takes `workspace_bytes` besides, and goes
+    through the layers as `passes` has it. Calls `on_turn` after each turn, and `on_arrival` with each request as it
+    comes, at the time when it really does.
     """
 
     def __init__(
         self,
         machine: Machine,
-        layers: int,
+        passes: Passes,
         requests: Sequence[Request],
         batcher: Batcher,
         *,
         page_bytes: float,
         workspace_bytes: Callable[[Turn], float] = lambda turn: 0.0,
-        attention: AttentionKernel | None = None,
         on_turn: Callable[[], None] = lambda: None,
         on_arrival: Callable[[Request], None] = lambda request: None,
     ) -> None:
-        self.machine, self._layers, self._on_turn, self._on_arrival = machine, layers, on_turn, on_arrival
+        self.machine, self._passes, self._on_turn, self._on_arrival = machine, passes, on_turn, on_arrival
         self.requests, self.batcher = requests, batcher
-        self._workspace_bytes, self._attention = workspace_bytes, attention or AttentionKernel()
+        self._workspace_bytes = workspace_bytes
         # When each token was there, request by request.
         self.token_times_s: list[list[float]] = [[] for _ in requests]
         # Sequences of every decode step, and its seconds.
@@ -68,7 +62,7 @@ class ContinuousDecode:
                 continue
             self._hold_pages()
             began_s, workspace = env.now, self._workspace(turn)
-            yield self._submit(turn)
+            yield self._passes.submit(turn)
             if workspace is not None:
                 workspace.release()
             # Read once: a wall clock goes on meanwhile.
@@ -117,20 +111,3 @@ class ContinuousDecode:
             self._on_arrival(replace(request, arrival_s=came_s))
             if self._arrived is not None and not self._arrived.triggered:
                 self._arrived.succeed()
-
-    def _submit(self, turn: Turn) -> Ticket:
-        """Returns the ticket of the turn's tokens."""
-        machine, n = self.machine, len(turn.sequences)
-        if turn.kind == "decode":
-            step = DecodeStep(n, sum(turn.tokens) / n, Batch(turn.sequences, turn.released), self._attention)
-            return machine.submit(step)
-        done: tuple[Ticket, ...] = ()
-        released = turn.released
-        for layer in range(self._layers):
-            # Prompts of one length pass a layer in one op.
-            for tokens, group in groupby(zip(turn.tokens, turn.sequences, strict=True), key=itemgetter(0)):
-                sequences = tuple(sequence for _, sequence in group)
-                together = Batch(sequences, released)
-                prefill = PrefillLayer(len(sequences), tokens, layer, together, kernel=self._attention)
-                done, released = (machine.submit(prefill, after=done),), ()
-        return machine.submit(OutputHead(n, of=Batch(turn.sequences)), after=done)

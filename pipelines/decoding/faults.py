@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from kvferry.backends.needs import Needs, NoKv
 from kvferry.backends.world import World
 from kvferry.pipelines.decoding.budget import hold_workspace, left_bytes, most_kv
+from kvferry.pipelines.decoding.offloaded import offload_faults
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.pipelines.tally import Totals
@@ -35,6 +36,7 @@ def faults_of(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
                 what = f"{scenario.system} decodes one batch of equal prompts in lock step, all there at the start"
                 yield Complaint(("workload", key), f"{what}; leave it out, or take a system with all KV in memory")
     yield from _without_storage(scenario, system)
+    yield from offload_faults(scenario, system)
     yield from _over_context(scenario)
 
 

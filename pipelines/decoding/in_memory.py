@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 
 from kvferry.backends.needs import KvInPages, Needs
 from kvferry.backends.world import World
-from kvferry.machine.machine import Refused
+from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import asked_batch, free_bytes, held, hold_workspace, stopped_at_the_most
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.decoding.faults import lost_parameters
+from kvferry.pipelines.decoding.offloaded import said_of
+from kvferry.pipelines.decoding.passes import passes_of
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.quality import attention_mass_of
 from kvferry.pipelines.record import Decoded, RequestRecord
@@ -17,6 +19,7 @@ from kvferry.policies.decode.attention_mass import AttentionMass
 from kvferry.policies.decode.batcher import Batcher
 from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.policies.decode.roles import Roles
+from kvferry.policies.engine_memory import offload_of
 from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.runtime import RuntimeSpec
@@ -42,7 +45,8 @@ class InMemoryFlow:
         runtime: RuntimeSpec | None = None,
     ) -> None:
         self._scenario, self._progress, self._roles, self._runtime = scenario, progress, roles, runtime
-        self._peak = peak = Peak(roles, scenario.model)
+        self._offload = offload = offload_of(scenario)
+        self._peak = peak = Peak(roles, scenario.model if offload is None else offload.near_model)
         pool_bytes = scenario.decode.budget.in_memory_kv_bytes or free_bytes(scenario, roles)
         self._requests = as_they_came(_requests(scenario, peak, pool_bytes), arrivals)
         self._longest = max(self._requests, key=lambda one: (one.context + one.output, one.context))
@@ -50,7 +54,7 @@ class InMemoryFlow:
         if roles.attention.needs_memory:
             # The longest requests that fit, with what their attention takes besides.
             slots = min(slots, max(1, peak.sequences_within(pool_bytes, self._longest)))
-        self._pool_bytes, self._page_bytes = pool_bytes, PAGE_TOKENS * scenario.model.kv_bytes_per_token
+        self._pool_bytes, self._page_bytes = pool_bytes, PAGE_TOKENS * peak.model.kv_bytes_per_token
         # Each request at its end; no more are taken than the longest together need.
         kept = roles.selector.kept_tokens
         self._pages = sorted((pages_of(kept(one.context + one.output)) for one in self._requests), reverse=True)
@@ -85,18 +89,28 @@ class InMemoryFlow:
         wanted_bytes, left_bytes = batcher.pages.pages * self._page_bytes, machine.observe(1.0).free_bytes
         if wanted_bytes > left_bytes:
             raise OutOfMemory(str(Refused("kv", wanted_bytes, left_bytes)))
+        self._hold_elsewhere(machine)
         self._decode = ContinuousDecode(
             machine,
-            self._scenario.model.layers,
+            passes_of(machine, self._scenario.model, self._roles.attention, self._offload),
             self._requests,
             batcher,
             page_bytes=self._page_bytes,
             workspace_bytes=self._peak.turn_bytes,
-            attention=self._roles.attention,
             on_turn=self._on_turn,
             on_arrival=world.content.arrived.append,
         )
         yield from self._decode.run()
+
+    def _hold_elsewhere(self, machine: Machine) -> None:
+        """Holds the weights that lie elsewhere, with the KV that goes with them. Raises OutOfMemory."""
+        if self._offload is None:
+            return
+        tier, pages = self._offload.spec.tier, self._batcher.pages.pages
+        kv_bytes = pages * PAGE_TOKENS * (self._scenario.model.kv_bytes_per_token - self._peak.model.kv_bytes_per_token)
+        for tag, n_bytes in {"weights": self._offload.away_bytes, "kv": kv_bytes}.items():
+            if isinstance(refused := machine.memory_of(tier).reserve(n_bytes, tag), Refused):
+                raise OutOfMemory(f"budget.offload: {tier}: {refused}")
 
     def left(self, world: World, end: Totals) -> Left:
         decode = self._decode
@@ -113,7 +127,11 @@ class InMemoryFlow:
             attention_mass=self._attention_mass,
         )
         together = max((n for n, _ in decoded.steps), default=0)
-        notes = (*lost_parameters(self._scenario), *stopped_at_the_most(self._scenario, together))
+        notes = (
+            *lost_parameters(self._scenario),
+            *stopped_at_the_most(self._scenario, together),
+            *([] if self._offload is None else [said_of(self._offload)]),
+        )
         return Left(requests=records, decoded=decoded, notes=notes)
 
     def kept(self) -> str:

@@ -32,6 +32,7 @@ from kvferry.machine.ops import (
     Reconstruct,
     RestOfLayer,
     Retrieve,
+    RoutedExperts,
     Select,
     Split,
 )
@@ -125,6 +126,15 @@ class Arithmetic:
         if expands and self.expansion_flop:
             works.append(("gemm", batch * tokens * self.expansion_flop, 0))
         return [*works, (kernel.reads, batch * tokens * pair_flop, kernel.attended(self.model) * n_bytes)]
+
+    def routed(self, batch: Number) -> Work:
+        """The experts of one layer that new tokens are routed to, each read once however many go there."""
+        mixture, one = self.model.experts, 3 * self.model.hidden
+        if mixture is None:
+            return "gemv", 0, 0
+        expert = one * mixture.ffn
+        read: Number = (mixture.read(batch) - mixture.shared) * expert * self._weight_bytes
+        return "gemv", batch * 2 * mixture.active * expert, read
 
     def score(self, vectors: Number, rank: Number | None) -> Work:
         """Vectors of this many numbers, all heads together, scored by every query head; None: full keys."""
@@ -313,7 +323,16 @@ def _decode_attention(a: Arithmetic, op: DecodeAttention) -> list[Work]:
 # A layer of decoding that is handed over by itself is launched kernel by kernel, unless its step was captured.
 @priced(FeedForward, passes=_one_layer, features={"batch": "batch"}, eager=lambda op: not op.captured)
 def _feed_forward(a: Arithmetic, op: FeedForward) -> list[Work]:
-    return [("gemv", op.batch * a.layer_flop, a.layer_bytes(op.batch))]
+    flop, n_bytes = op.batch * a.layer_flop, a.layer_bytes(op.batch)
+    if not op.routed:
+        _, routed_flop, routed_bytes = a.routed(op.batch)
+        flop, n_bytes = flop - routed_flop, n_bytes - routed_bytes
+    return [("gemv", flop, n_bytes)]
+
+
+@priced(RoutedExperts)
+def _routed_experts(a: Arithmetic, op: RoutedExperts) -> list[Work]:
+    return [a.routed(op.batch)]
 
 
 @priced(ProjectQkv, features={"batch": "batch"})

@@ -10,6 +10,7 @@ from tiny import DECODING, tiny
 from kvferry.analysis.metrics import metrics_for
 from kvferry.machine.ops import DecodeStep, Op, PrefillLayer
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
+from kvferry.pipelines.decoding.passes import Passes
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.batcher import Batcher, Batching, Continuous, LockStep
 from kvferry.scenarios.loader import load_model
@@ -34,7 +35,8 @@ class Noting(FakeMachine):
 
 def served(requests: tuple[Request, ...], batcher: Batcher) -> ContinuousDecode:
     """On two layers; every op takes a second."""
-    decode = ContinuousDecode(Noting(), 2, requests, batcher, page_bytes=10.0)
+    machine = Noting()
+    decode = ContinuousDecode(machine, Passes(machine, 2), requests, batcher, page_bytes=10.0)
     decode.machine.env.run(until=decode.machine.env.process(decode.run()))
     return decode
 

@@ -9,6 +9,7 @@ from tiny import DECODING, tiny, tiny_model
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
+from kvferry.pipelines.decoding.passes import Passes
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.attention_kernel import EAGER, FLASH, PAGED
@@ -56,7 +57,12 @@ def test_a_turn_takes_its_memory_while_it_lasts() -> None:
     peak, requests = Peak(roles_of("full-eager"), MODEL), (Request(0.0, 8, 3), Request(0.0, 8, 2))
     machine = FakeMachine(capacity_bytes=1e6)
     decode = ContinuousDecode(
-        machine, 2, requests, Batcher(9, 2), page_bytes=PAGE_BYTES, workspace_bytes=peak.turn_bytes, attention=EAGER
+        machine,
+        Passes(machine, 2, EAGER),
+        requests,
+        Batcher(9, 2),
+        page_bytes=PAGE_BYTES,
+        workspace_bytes=peak.turn_bytes,
     )
     machine.env.run(until=machine.env.process(decode.run()))
     # 2 x 4 x 8 x 8 scores of 8 B; then copies of 9 and 9 tokens.
