@@ -21,7 +21,7 @@ from kvferry.specs.errors import InputError, unknown_name
 from kvferry.specs.link import LinkSpec, LoadSpec
 from kvferry.specs.node import Node
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.resolve import link_trace, load_trace
+from kvferry.traces.resolve import drawn_link, link_trace, load_trace
 
 _FOLDERS = {"study": "studies", "search": "searches"}
 
@@ -135,7 +135,7 @@ class StudyBase:
 
 def _fault_of(replayed: LinkSpec | LoadSpec) -> str:
     try:
-        link_trace(replayed) if isinstance(replayed, LinkSpec) else load_trace(replayed)
+        link_trace(drawn_link(replayed, 0)) if isinstance(replayed, LinkSpec) else load_trace(replayed)
     except InputError as error:
         return str(error)
     return ""

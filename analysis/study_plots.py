@@ -55,9 +55,11 @@ def draw_plots(
     folder: Path,
     axes: Sequence[str] = (),
     about: tuple[str, str] = ("", ""),
+    chance: str = "",
 ) -> Drawn:
     """Write each plot of a study's results as PNG and SVG. `axes` are the keys that the study varies. `about`: the
-    title of a plot that has none of its own, and what follows any title: on which devices.
+    title of a plot that has none of its own, and what follows any title: on which devices. `chance`: what seeds vary
+    of the link (`chance_of`).
 
     Only points whose outcome is "done" are drawn: figures of an unfinished run would look too good. No mark mixes
     values of an axis silently: where a plot names neither the axis nor that it may be pooled, each value has a panel
@@ -72,7 +74,7 @@ def draw_plots(
         try:
             _check_there(plot, frame)
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
-            behind = _behind(plot, frame, rows, facet, axes)
+            behind = _behind(plot, frame, rows, facet, axes, chance)
             drawn.behind[name] = f"{behind}; {mark}" if mark and "system" in plot.columns.values() else behind
             arguments = _arguments(plot, rows.columns) | {"facet": facet, "note": drawn.behind[name]}
             arguments["title"] = (plot.title or about[0]) + about[1]
@@ -95,6 +97,18 @@ def marked(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     sparse = (frame["attended_share"] < 1).groupby(frame["system"]).transform("any")
     names = frame["system"].mask(sparse, frame["system"] + f" {MARK}")
     return frame.assign(system=names), SPARSE if sparse.any() else ""
+
+
+def chance_of(scenarios: Iterable[Scenario]) -> str:
+    """Returns what seeds vary of a link that replays a trace, to follow their number; "" where none is replayed."""
+    links: dict[int, set[tuple[float, object]]] = {}
+    for one in scenarios:
+        if one.workload.kind != "decode" and one.link.trace is not None:
+            links.setdefault(one.seed, set()).add((one.link.begins_s, one.link.instance))
+    if not links:
+        return ""
+    same = all(courses == next(iter(links.values())) for courses in links.values())
+    return " over the same course of the link" if same else ", each over another course of the link"
 
 
 def devices_of(scenarios: Iterable[Scenario]) -> str:
@@ -157,7 +171,9 @@ def _differs(groups: Any, columns: Sequence[str]) -> bool:
     return any((groups[column].nunique(dropna=False) > 1).any() for column in columns)
 
 
-def _behind(plot: PlotSpec, frame: pd.DataFrame, rows: pd.DataFrame, facet: str | None, axes: Sequence[str]) -> str:
+def _behind(
+    plot: PlotSpec, frame: pd.DataFrame, rows: pd.DataFrame, facet: str | None, axes: Sequence[str], chance: str
+) -> str:
     """How many points and seeds a mark stands for, what it pools, and the points that are in no mark."""
     named = _columns(plot, frame.columns)
     marks = [column for key, column in named.items() if key not in plot.values] + ([facet] if facet else [])
@@ -171,7 +187,8 @@ def _behind(plot: PlotSpec, frame: pd.DataFrame, rows: pd.DataFrame, facet: str 
         ]
         parts.append(f"each {mark}: {_range(map(len, groups), 'point')}")
         if "seed" in rows.columns:
-            parts[0] += f", {_range((group['seed'].nunique() for group in groups), 'seed')}"
+            seeds = [group["seed"].nunique() for group in groups]
+            parts[0] += f", {_range(seeds, 'seed')}{chance if max(seeds) > 1 else ''}"
     if plot.pool:
         parts.append(f"pooled: {', '.join(plot.pool)}")
     without = [

@@ -16,7 +16,7 @@ from kvferry.analysis.interval_columns import IntervalsOf
 from kvferry.analysis.point import Point, Work
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study import Study
-from kvferry.analysis.study_plots import devices_of, draw_plots
+from kvferry.analysis.study_plots import chance_of, devices_of, draw_plots
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
@@ -91,7 +91,8 @@ def run_study(
     frame = run_points(study.points, folder, workers, progress, executor=executor, intervals_of=intervals_of)
     frame = frame.drop_duplicates("key")
     not_measured = sorted({point.device.name for point in study.points if not point.device.is_measured})
-    drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, (study.name, devices_of(study.points)))
+    about, chance = (study.name, devices_of(study.points)), chance_of(study.points)
+    drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, about, chance)
     failed = frame[frame["outcome"] == "failed"]
     columns = {key: column for key in study.axes if (column := column_of(key, frame.columns))}
     written = {key: dict(zip(frame["key"], written_values(frame, key), strict=True)) for key in study.axes}

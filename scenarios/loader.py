@@ -12,11 +12,14 @@ from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.scenarios.resolve import Complaint, extended, overridden, path_keys, read_tree, with_parts
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
+from kvferry.specs.errors import InputError
+from kvferry.specs.link import LinkSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.node import Node, Place, node_of
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
+from kvferry.traces.resolve import drawn_link
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 # Checks a valid scenario further, such as the names of its policies, and yields what is wrong.
@@ -47,10 +50,34 @@ def scenario_tree(source: str | Path | Mapping[str, Any]) -> Node:
 def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Check | None = None) -> Scenario:
     """The scenario of a resolved tree; `complaints` are what resolving it left. Raises InputError."""
     scenario = _validated(Scenario, tree, complaints)
+    try:
+        scenario = _with_links_drawn(scenario)
+    except InputError as error:
+        raise input_error([Complaint(("link", "trace"), str(error))], tree) from None
     faults = list(check(scenario)) if check else []
     if faults:
         raise input_error(faults, tree)
     return scenario
+
+
+def _with_links_drawn(scenario: Scenario) -> Scenario:
+    """Returns the scenario with what its links leave to its seed, as numbers that a file can have as well. Raises
+    InputError."""
+    changed: dict[str, Any] = {}
+    if not _is_drawn(scenario.link):
+        changed["link"] = drawn_link(scenario.link, scenario.seed)
+    machines = {
+        name: machine.model_copy(update={"link": drawn_link(machine.link, scenario.seed, place)})
+        for place, (name, machine) in enumerate(scenario.machines.items())
+        if machine.link is not None and not _is_drawn(machine.link)
+    }
+    if machines:
+        changed["machines"] = {**scenario.machines, **machines}
+    return scenario.model_copy(update=changed) if changed else scenario
+
+
+def _is_drawn(link: LinkSpec) -> bool:
+    return link.drawn and (link.up is None or link.up.drawn)
 
 
 def load_device(reference: str) -> DeviceSpec:

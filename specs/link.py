@@ -1,6 +1,6 @@
 """The link between device and cloud: the rates that it replays, and its outages."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -28,8 +28,11 @@ class WaySpec(Part):
     rate_bytes_per_s: BytesPerS | None = None
     # Factor on the trace's rates.
     scale: float = Field(default=1.0, gt=0, le=1e6, strict=True)
-    # Where in the trace the run begins.
-    offset_s: Seconds = 0.0
+    # Where in the trace the run begins; random: anywhere in it, by the run's seed.
+    offset_s: Literal["random"] | Seconds = 0.0
+    # Of a generated trace, the realisation: its model's own; seed: another one for every seed of the run; or that of a
+    # number.
+    instance: Literal["own", "seed"] | Annotated[int, Field(ge=0, lt=2**63, strict=True)] = "own"
     # After the trace's last sample: from the start again, its last rate for ever, or no link any more.
     on_end: Literal["loop", "hold", "end"] = "loop"
     # When nothing is carried, on the run's clock, in order.
@@ -42,6 +45,23 @@ class WaySpec(Part):
         if self.trace is not None and self.rate_bytes_per_s is not None:
             raise BadKey("rate", "stands beside a trace; keep one of them and set the other to null")
         return self
+
+    @model_validator(mode="after")
+    def _chance_in_a_trace(self) -> "WaySpec":
+        for key, asked in (("offset", self.offset_s == "random"), ("instance", self.instance != "own")):
+            if asked and self.trace is None:
+                raise BadKey(key, "a constant rate is the same at all times; leave it out, or name a trace")
+        return self
+
+    @property
+    def drawn(self) -> bool:
+        """Whether nothing of it is left to a run's seed any more."""
+        return self.offset_s != "random" and self.instance != "seed"
+
+    @property
+    def begins_s(self) -> float:
+        """Returns where in the trace the run begins. Raises ValueError before that is drawn."""
+        return float(self.offset_s)
 
     @model_validator(mode="after")
     def _outages_in_order(self) -> "WaySpec":

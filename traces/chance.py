@@ -43,6 +43,7 @@ class Source(IntEnum):
     STUDY_SAMPLES = 38
     NEEDLES = 45
     SESSIONS = 46
+    LINK_COURSES = 47
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

@@ -2,15 +2,19 @@
 
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from kvferry.specs.document import MISSING, expanded, regular_file
 from kvferry.specs.errors import InputError
-from kvferry.specs.link import LoadSpec, WaySpec
+from kvferry.specs.link import LinkSpec, LoadSpec, WaySpec
 from kvferry.traces.arrays import peek_arrays
 from kvferry.traces.catalogue import catalogue, folder, recorded_trace, unknown_trace
+from kvferry.traces.chance import Source, generator
 from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, read_lines, read_trace
 from kvferry.traces.generate import BandwidthModel, LoadModel, generate, read_model
 from kvferry.traces.rate import RateTrace
+
+AnyWay = TypeVar("AnyWay", bound=WaySpec)
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
 
@@ -23,15 +27,62 @@ def link_trace(link: WaySpec) -> RateTrace:
     trace = (
         RateTrace.constant(link.rate_bytes_per_s)
         if link.rate_bytes_per_s is not None
-        else bandwidth_trace(str(link.trace)).scaled(link.scale)
+        else _realised(link).scaled(link.scale)
     )
     if link.trace is not None and trace.on_end != link.on_end:
         trace = RateTrace(trace.edges_s, trace.rates, link.on_end)
     try:
         outages = [(outage.start_s, outage.start_s + outage.duration_s) for outage in link.outages]
-        return trace.shifted(link.offset_s).with_outages(outages)
+        return trace.shifted(link.begins_s).with_outages(outages)
     except ValueError as error:
         raise InputError(f"link: {error}") from None
+
+
+def drawn_link(link: LinkSpec, seed: int, *place: int) -> LinkSpec:
+    """Returns the link with all that it leaves to chance drawn: where its traces begin, and their realisations. Each
+    direction, and each `place` (of another link of the run), has its own. Raises InputError."""
+    up = link.up and _drawn(link.up, seed, 1, *place)
+    return _drawn(link, seed, 0, *place).model_copy(update={"up": up})
+
+
+def _drawn(way: AnyWay, seed: int, *place: int) -> AnyWay:
+    if way.drawn:
+        return way
+    chance = generator(Source.LINK_COURSES, seed, *place)
+    # Both are drawn always, so that one does not depend on whether the other is asked for.
+    instance, share = int(chance.integers(2**62)), float(chance.uniform())
+    if way.instance == "seed":
+        _generator_of(way)
+        way = way.model_copy(update={"instance": instance})
+    if way.offset_s == "random":
+        way = way.model_copy(update={"offset_s": share * _realised(way).duration_s})
+    return way
+
+
+def _realised(way: WaySpec) -> RateTrace:
+    """Returns the trace of a way, of a generated one the realisation that it asks for."""
+    if way.instance == "own":
+        return bandwidth_trace(str(way.trace))
+    assert isinstance(way.instance, int), "a realisation by the run's seed is drawn first"
+    return generate(_generator_of(way), way.instance)
+
+
+def _generator_of(way: WaySpec) -> BandwidthModel:
+    """Returns the model that a way's trace is generated from. Raises InputError where there is none."""
+    reference = str(way.trace)
+    bandwidth_trace(reference)
+    path = expanded(reference)
+    model = (
+        bundled_model(reference)
+        if reference in bundled()
+        else read_model(path)
+        if path.suffix in (".yaml", ".yml")
+        else None
+    )
+    if not isinstance(model, BandwidthModel):
+        what = f"{reference!r} is recorded, and has one course alone; link.offset: random begins anywhere in it"
+        raise InputError(f"instance: {what}")
+    return model
 
 
 def load_trace(load: LoadSpec) -> RateTrace:

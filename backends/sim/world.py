@@ -123,7 +123,7 @@ class SimWorld(WholeWorld):
             # A few courses do for all, and each takes memory.
             course = number % _COURSES
             drawn = generator(Source.LINKS, one.scenario.seed, course).uniform()
-            offset_s = link.offset_s + drawn * self._trace_of(link).duration_s
+            offset_s = link.begins_s + drawn * self._trace_of(link).duration_s
             link = link.model_copy(update={"offset_s": offset_s})
         of = one._replace(name=device_name(number), link=link)
         machine = self._made(of, parts, self.machine.env, tell_of(DEVICES, self._tell))

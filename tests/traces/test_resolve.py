@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from kvferry.specs.errors import InputError
-from kvferry.specs.link import LinkSpec, LoadSpec, OutageSpec
+from kvferry.specs.link import LinkSpec, LoadSpec, OutageSpec, WaySpec
 from kvferry.traces.catalogue import FOLDER_VARIABLE
 from kvferry.traces.format import StoredTrace, write_trace
 from kvferry.traces.rate import RateTrace
-from kvferry.traces.resolve import BUNDLED, bandwidth_trace, link_trace, load_trace, stored_trace
+from kvferry.traces.resolve import BUNDLED, bandwidth_trace, drawn_link, link_trace, load_trace, stored_trace
 
 # 100 B/s for 1 s, 200 B/s for 1 s.
 STEPS = RateTrace.from_samples([100.0, 200.0], 1.0)
@@ -85,3 +86,35 @@ def test_a_name_that_is_nothing_gets_the_nearest(tmp_path, monkeypatch):
 
 def test_a_bundled_trace_is_made_once():
     assert bandwidth_trace("wifi-850") is bandwidth_trace("wifi-850")
+
+
+def test_a_seed_draws_where_a_link_begins_and_which_realisation_it_has():
+    link = LinkSpec(trace="wifi-campus", offset_s="random", instance="seed")
+    drawn = [drawn_link(link, seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    duration_s = bandwidth_trace("wifi-campus").duration_s
+    assert all(0 <= one.begins_s < duration_s and one.drawn for one in drawn)
+    # Other realisations of one model: as fast in the mean, at other times.
+    rates = [link_trace(one).rates for one in drawn[1:]]
+    assert not np.array_equal(rates[0][:100], rates[1][:100])
+    assert link_trace(drawn[0]).mean() == pytest.approx(link_trace(drawn[2]).mean(), rel=0.2)
+    # A course that is drawn does not hang on what else is.
+    alone = drawn_link(LinkSpec(trace="wifi-campus", instance="seed"), 1)
+    assert (alone.instance, alone.offset_s) == (drawn[0].instance, 0.0)
+    assert drawn_link(alone, 7) is not link and drawn_link(alone, 7) == alone
+
+
+def test_each_direction_has_a_course_of_its_own():
+    way = WaySpec(trace="wifi-campus", offset_s="random")
+    drawn = drawn_link(LinkSpec(trace="wifi-campus", offset_s="random", up=way), 3)
+    assert drawn.up is not None
+    assert drawn.begins_s != drawn.up.begins_s
+
+
+def test_a_recording_has_one_course_and_a_constant_rate_none(steps):
+    with pytest.raises(InputError, match=r"is recorded, and has one course alone; link\.offset: random"):
+        drawn_link(LinkSpec(trace=steps, instance="seed"), 0)
+    assert drawn_link(LinkSpec(trace=steps, offset_s="random"), 0).begins_s < 2
+    for asked in ({"offset_s": "random"}, {"instance": "seed"}):
+        with pytest.raises(ValidationError, match="a constant rate is the same at all times"):
+            LinkSpec(rate_bytes_per_s=1.0, **asked)
