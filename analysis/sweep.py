@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from kvferry.analysis.dataset import Dataset, read_points
 from kvferry.analysis.executors.choice import InProcess, executor_for
 from kvferry.analysis.executors.executor import Executor
 from kvferry.analysis.interval_columns import IntervalsOf
+from kvferry.analysis.paired import paired
 from kvferry.analysis.point import Point, Work
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study import Study
@@ -20,6 +22,7 @@ from kvferry.analysis.study_plots import chance_of, devices_of, draw_plots
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import scenario_hash
 from kvferry.specs.scenario import Scenario
 
@@ -85,7 +88,8 @@ def run_study(
     Returns what ``kvferry sweep --json`` prints: study, points, new (how many were run now), outdated (how many of
     those had a result of another version of KVFerry), outcomes (how many of each), failed (for each such point the
     values of the axes, and why), data, plots, marks (by plot, what stands behind each), not_drawn (why, by plot),
-    not_measured (devices whose profile is not). Raises as ``run_points`` does.
+    not_measured (devices whose profile is not), paired (systems beside each other, by the kind's headline figure),
+    pairs (the same in words). Raises as ``run_points`` does.
     """
     before = read_points(folder)
     frame = run_points(study.points, folder, workers, progress, executor=executor, intervals_of=intervals_of)
@@ -93,6 +97,8 @@ def run_study(
     not_measured = sorted({point.device.name for point in study.points if not point.device.is_measured})
     about, chance = (study.name, devices_of(study.points)), chance_of(study.points)
     drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, about, chance)
+    headlines = {WORKLOADS[point.workload.kind].headline for point in study.points}
+    pairs = paired(frame, headlines.pop(), study.axes) if len(headlines) == 1 else []
     failed = frame[frame["outcome"] == "failed"]
     columns = {key: column for key in study.axes if (column := column_of(key, frame.columns))}
     written = {key: dict(zip(frame["key"], written_values(frame, key), strict=True)) for key in study.axes}
@@ -114,6 +120,8 @@ def run_study(
         "marks": drawn.behind,
         "not_drawn": drawn.not_drawn,
         "not_measured": not_measured,
+        "paired": [asdict(one) for one in pairs],
+        "pairs": [str(one) for one in pairs],
     }
 
 

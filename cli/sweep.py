@@ -52,6 +52,8 @@ def sweep(
         sys.stdout.write(to_json(summary))
     else:
         print(_in_words(summary))
+        for pair in summary["pairs"]:
+            print(pair)
         told = [line for line in swept.remarks if line not in loaded.remarks]
         for note in told if set(summary["outcomes"]) != {"failed"} else ():
             print(quoted(note))

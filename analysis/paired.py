@@ -1,0 +1,129 @@
+"""Systems beside each other, point by point: at how many of the same points one is better, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvferry.analysis.axis_values import columns_under
+from kvferry.analysis.figures import less_is_better
+from kvferry.traces.chance import Source, generator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# The share of resampled medians that lie in their interval, and how many are drawn.
+LEVEL, DRAWS = 0.95, 2000
+# Beside fewer courses of chance, an interval would say nothing.
+LEAST_COURSES = 5
+# Systems of a study; more have too many pairs to read.
+_MOST_SYSTEMS = 6
+
+
+@dataclass(frozen=True)
+class Paired:
+    """``better`` beats ``worse`` at ``ahead`` of ``points`` points that differ in nothing but the system, by ``median``
+    (0.04: its figure is 4 % better). ``interval``: of that median, over ``courses`` seeds and links; None: they are too
+    few. ``at_less``: in what the better one is worse in quality, in words; "": nothing is known that it is."""
+
+    metric: str
+    better: str
+    worse: str
+    points: int
+    ahead: int
+    median: float
+    courses: int
+    interval: tuple[float, float] | None
+    at_less: str
+
+    def __str__(self) -> str:
+        over = f"{self.ahead} of {self.points} points ({self.ahead / self.points:.0%})"
+        gain = f"{self.metric} by {self.median:.1%} in the median"
+        found = f"{self.better}{self.at_less} beats {self.worse} at {over}, {gain}"
+        if self.interval is None:
+            return found
+        low, high = self.interval
+        return f"{found} ({low:.1%} to {high:.1%}: 95 % by bootstrap over {self.courses} seeds and links)"
+
+
+def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paired]:
+    """Returns every pair of a study's systems by their points that are done, the better one of each first; none where
+    the system is no axis."""
+    if "system" not in axes or metric not in points:
+        return []
+    done = points[(points["outcome"] == "done") & points[metric].gt(0)]
+    systems = list(dict.fromkeys(done["system"]))
+    if len(systems) > _MOST_SYSTEMS:
+        return []
+    found = (column for key in (*axes, "seed") if key != "system" for column in columns_under(key, done.columns))
+    same = list(dict.fromkeys(found))
+    # By text, as a setting may be of several types, and a missing one equals itself.
+    place = done[same].astype(str).agg("|".join, axis=1) if same else done["outcome"]
+    by_system = {
+        name: dict(zip(place[rows.index], rows[metric], strict=True))
+        for name, rows in done.groupby("system", sort=False)
+    }
+    by_chance = [column for column in same if column == "seed" or column.startswith("link.")]
+    course = dict(zip(place, done[by_chance].astype(str).agg("|".join, axis=1) if by_chance else place, strict=True))
+    quality = {
+        key: done.groupby("system")[key].median().to_dict() if key in done else {}
+        for key in ("kv_relative_error", "attended_share")
+    }
+    return [
+        one
+        for pair in combinations(systems, 2)
+        if (one := _pair(metric, pair, [by_system[name] for name in pair], course, quality)) is not None
+    ]
+
+
+def _pair(
+    metric: str,
+    names: tuple[str, str],
+    figures: Sequence[Mapping[str, float]],
+    course: Mapping[str, str],
+    quality: Mapping[str, Mapping[Any, float]],
+) -> Paired | None:
+    both = [place for place in figures[0] if place in figures[1]]
+    if not both:
+        return None
+    # How much better the first one is.
+    gains = np.log([figures[1][place] / figures[0][place] for place in both])
+    if not less_is_better(metric):
+        gains = -gains
+    if np.median(gains) < 0:
+        gains, names = -gains, (names[1], names[0])
+    courses: dict[str, list[float]] = {}
+    for place, gain in zip(both, gains, strict=True):
+        courses.setdefault(course[place], []).append(gain)
+    median = _share(metric, float(np.median(gains)))
+    ahead = int((gains > 0).sum())
+    interval = _interval(metric, list(courses.values())) if len(courses) >= LEAST_COURSES else None
+    return Paired(metric, *names, len(both), ahead, median, len(courses), interval, _at_less(*names, quality))
+
+
+def _at_less(better: str, worse: str, quality: Mapping[str, Mapping[Any, float]]) -> str:
+    parts = []
+    errors, shares = quality["kv_relative_error"], quality["attended_share"]
+    if errors.get(better, 0.0) > 1.5 * errors.get(worse, 0.0) + 0.01:
+        parts.append(f"KV error {errors[better]:.2g}, not {errors.get(worse, 0.0):.2g}")
+    if shares.get(better, 1.0) < 0.99 * shares.get(worse, 1.0):
+        parts.append(f"{shares[better]:.0%} of the tokens attended to, not {shares.get(worse, 1.0):.0%}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _share(metric: str, gain: float) -> float:
+    """Returns how much of the other's time is saved, or by how much its rate is higher."""
+    return float(-np.expm1(-gain) if less_is_better(metric) else np.expm1(gain))
+
+
+def _interval(metric: str, courses: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Returns where the median lies over courses of chance drawn with replacement, each with all of its points."""
+    chance, n = generator(Source.STUDY_SAMPLES, 0), len(courses)
+    parts = [np.asarray(course) for course in courses]
+    medians = [np.median(np.concatenate([parts[k] for k in chance.integers(n, size=n)])) for _ in range(DRAWS)]
+    low, high = np.quantile(medians, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return _share(metric, float(low)), _share(metric, float(high))

@@ -1,0 +1,64 @@
+"""Systems beside each other at the same points, by hand."""
+
+import pandas as pd
+import pytest
+
+from kvferry.analysis.paired import paired
+
+AXES = ("system", "workload.context", "seed")
+
+
+def table(**times_s: list[float]) -> pd.DataFrame:
+    """A figure of each system at two contexts of each seed."""
+    rows = [
+        {"outcome": "done", "system": system, "workload.context": n % 2, "seed": n // 2, "ttft_s": value}
+        for system, values in times_s.items()
+        for n, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_the_better_of_two_by_hand() -> None:
+    (one,) = paired(table(slow=[2.0, 4.0, 1.0, 10.0], fast=[1.0, 3.0, 2.0, 5.0]), "ttft_s", AXES)
+    assert (one.better, one.worse, one.points, one.ahead) == ("fast", "slow", 4, 3)
+    # Half, three quarters, twice and half of the time: in the middle of 1/2 and 3/4, on a logarithmic scale.
+    assert one.median == pytest.approx(1 - (0.5 * 0.75) ** 0.5)
+    assert (one.courses, one.interval) == (2, None)
+    assert str(one) == "fast beats slow at 3 of 4 points (75%), ttft_s by 38.8% in the median"
+
+
+def test_a_rate_is_better_where_it_is_higher() -> None:
+    points = table(a=[1.0, 1.0], b=[1.5, 1.5]).rename(columns={"ttft_s": "throughput_tokens_per_s"})
+    (one,) = paired(points, "throughput_tokens_per_s", AXES)
+    assert (one.better, one.median) == ("b", pytest.approx(0.5))
+
+
+def test_points_that_one_lacks_do_not_count() -> None:
+    points = table(a=[1.0, 2.0], b=[2.0, 1.0])
+    points.loc[(points["system"] == "b") & (points["workload.context"] == 1), "outcome"] = "out_of_memory"
+    (one,) = paired(points, "ttft_s", AXES)
+    assert (one.better, one.points) == ("a", 1)
+
+
+def test_the_interval_is_over_courses_not_points() -> None:
+    # Five seeds, of which each says the same at both contexts: one of them says the contrary.
+    times_s = [0.5, 0.5, 0.8, 0.8, 0.9, 0.9, 0.6, 0.6, 1.2, 1.2]
+    (one,) = paired(table(a=times_s, b=[1.0] * 10), "ttft_s", AXES)
+    assert one.interval is not None
+    low, high = one.interval
+    assert (one.courses, one.ahead) == (5, 8)
+    assert low == pytest.approx(-0.2) or low == pytest.approx(0.1)
+    assert low < one.median < high <= 0.5
+    assert paired(table(a=times_s, b=[1.0] * 10), "ttft_s", AXES) == [one]
+
+
+def test_less_quality_is_said() -> None:
+    points = table(a=[1.0], b=[2.0])
+    points["kv_relative_error"] = [0.3, 0.05]
+    (one,) = paired(points, "ttft_s", AXES)
+    assert str(one).startswith("a (KV error 0.3, not 0.05) beats b at 1 of 1 points")
+
+
+def test_without_systems_there_is_nothing_to_say() -> None:
+    assert paired(table(a=[1.0]), "ttft_s", ("workload.context",)) == []
+    assert paired(table(a=[1.0], b=[1.0]), "tpot_s", AXES) == []
