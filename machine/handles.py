@@ -47,6 +47,30 @@ class Extents:
         return np.asarray(self.offsets, np.int64), np.asarray(self.lengths, np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class KvRef:
+    """A handle to keys and values that the machine holds: never the tensor itself."""
+
+    sequence: int
+    token_chunk: int
+    layer: int
+    head: int | None  # None: all heads
+    n_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """KV chunks (t, l, h) of a stored context, to be fetched together in one transfer.
+
+    ``ids`` are flat indices into (token chunk, layer, KV head); ``level`` is the encoding they are wanted in.
+    """
+
+    sequence: int
+    ids: tuple[int, ...]
+    n_bytes: float
+    level: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:
     """What one layer's attention takes in while the KV lies on storage: a handle for a machine that really does it.

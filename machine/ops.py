@@ -11,38 +11,15 @@ from typing import Any, ClassVar
 from kvferry.layouts.pieces import Pieces, Reads
 from kvferry.machine.answers import Assigned, Selection
 from kvferry.machine.handles import Attended, Batch, Continued, Rebuilt
+from kvferry.machine.handles import Chunks as Chunks
 from kvferry.machine.handles import Extents as Extents
+from kvferry.machine.handles import KvRef as KvRef
 from kvferry.machine.op import OPS as OPS
 from kvferry.machine.op import Number as Number
 from kvferry.machine.op import Op as Op
 from kvferry.machine.op import Purpose
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
-
-
-@dataclass(frozen=True, slots=True)
-class KvRef:
-    """A handle to keys and values that the machine holds: never the tensor itself."""
-
-    sequence: int
-    token_chunk: int
-    layer: int
-    head: int | None  # None: all heads
-    n_bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """KV chunks (t, l, h) of a stored context, to be fetched together in one transfer.
-
-    ``ids`` are flat indices into (token chunk, layer, KV head); ``level`` is the encoding they are wanted in.
-    """
-
-    sequence: int
-    ids: tuple[int, ...]
-    n_bytes: float
-    level: int = 0
-
 
 # --- prefill ---------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""How a turn goes through the layers where all KV is in memory: with all weights there, or with some elsewhere."""
+"""Turns of requests through the layers, where all KV is in memory: with all weights there, or some elsewhere."""
 
 from itertools import groupby
 from operator import itemgetter
@@ -64,7 +64,7 @@ class BroughtWeights(Passes):
         super().__init__(machine, offload.model.layers, attention)
         self._offload = offload
         self._numbers = {layer: n for n, layer in enumerate(offload.away)}
-        # Of the pass under way, the weights of each layer away, as they come.
+        # Weights of each layer away, as they come in the pass under way.
         self._brought: list[Ticket] = []
 
     def _decode(self, turn: Turn) -> Ticket:
@@ -101,7 +101,7 @@ class BroughtWeights(Passes):
         return self._machine.move(Extents((n * size,), (size,)), self._offload.spec.tier, "device", after=after)
 
     def _behind(self, layer: int, tokens: int, done: After) -> None:
-        # Where these weights were, there is room for others.
+        # There is room for others, in place of these weights.
         following = self._numbers.get(layer, len(self._numbers)) + ON_THEIR_WAY
         if following < len(self._numbers):
             self._brought.append(self._bring(following, done))

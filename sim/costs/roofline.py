@@ -7,7 +7,8 @@ import numpy as np
 
 from kvferry.machine.ops import Number, Op
 from kvferry.sim.cost import Cost
-from kvferry.sim.costs.op_rules import Arithmetic, Work, rule_of
+from kvferry.sim.costs.arithmetic import Work
+from kvferry.sim.costs.op_rules import Arithmetic, rule_of
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.engine import Kernel
 from kvferry.specs.model import ModelSpec
