@@ -179,6 +179,16 @@ FIGURES: dict[str, Figure] = {
     "ttft_from_flash_s": Figure("TTFT from flash", "low", "the same"),
     "ttft_from_cloud_s": Figure("TTFT from the cloud", "low", "the same"),
     "ttft_computed_s": Figure("TTFT computed", "low", "of turns most of whose prompt was nowhere"),
+    "by_reading_share": Figure(
+        "brought by reading", None, "share of all prompts' tokens that were not in memory, by their path; from flash"
+    ),
+    "by_streaming_share": Figure("brought by streaming", None, "the same, over the link"),
+    "by_computing_share": Figure("brought by computing", None, "the same, found somewhere or new"),
+    "ttft_by_reading_s": Figure(
+        "TTFT by reading", "low", "of turns most of which came so, but for what was in memory; mean, as those below"
+    ),
+    "ttft_by_streaming_s": Figure("TTFT by streaming", "low", "the same"),
+    "ttft_by_computing_s": Figure("TTFT by computing", "low", "the same"),
     "queue_s": Figure("waits for other turns", "low", "part of a turn's time to first token; mean, as those below"),
     "context_s": Figure("waits for its context", "low", "until what is known of it is in memory"),
     "question_s": Figure("waits for its question", "low", "until the rest is read and the first token is there"),

@@ -14,6 +14,22 @@ _DAY_S, _YEAR_S = 86_400.0, 365.25 * 86_400.0
 FROM = {"memory": "from_memory", "flash": "from_flash", "cloud": "from_cloud", "computed": "computed"}
 
 
+# The paths over which the rest of a prompt's KV came.
+PATHS = ("reading", "streaming", "computing")
+
+
+def brought(turn: TurnRecord) -> Mapping[str, float]:
+    """Returns the tokens of a turn's prompt that were not in memory, by the path over which their KV came."""
+    computed = turn.prompt - turn.from_memory - turn.read - turn.streamed
+    return dict(zip(PATHS, (turn.read, turn.streamed, computed), strict=True))
+
+
+def mostly_by(turn: TurnRecord) -> str:
+    """Returns the path over which most of it came; of equal parts, the first."""
+    parts = brought(turn)
+    return max(PATHS, key=lambda path: parts[path])
+
+
 def mostly_from(turn: TurnRecord) -> str:
     """Returns where most of a turn's prompt came from; of equal parts, the nearest."""
     return max(FROM, key=lambda place: getattr(turn, FROM[place]))
@@ -21,10 +37,12 @@ def mostly_from(turn: TurnRecord) -> str:
 
 def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     """``found_..._share``: of all prompts' tokens, and ``computed_share`` the rest. ``ttft_<place>_s``: mean over
-    the turns most of whose prompt came from there. ``queue_s``, ``context_s``, ``question_s``: parts of a turn's wait
-    for its first token, means: until the device turns to it, until what is known of its prompt is there, and until the
-    rest is read. ``kept_written_bytes``: written to flash between turns. ``flash_written_per_day_bytes``: by all, and
-    ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``."""
+    the turns most of whose prompt came from there. ``by_..._share``: of all prompts' tokens, by the path over which
+    those came that were not in memory; ``ttft_by_..._s``: mean over the turns most of whose came so. ``queue_s``,
+    ``context_s``, ``question_s``: parts of a turn's wait for its first token, means: until the device turns to it,
+    until what is known of its prompt is there, and until the rest is read. ``kept_written_bytes``: written to flash
+    between turns. ``flash_written_per_day_bytes``: by all, and ``flash_life_years``: until that is what the storage's
+    profile says it endures. ``day_energy_j``."""
     turns = run.sessions.turns if run.sessions is not None else ()
     if not turns:
         return {}
@@ -41,6 +59,11 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
         if ttft_s:
             name = place if place == "computed" else f"from_{place}"
             found[f"ttft_{name}_s"] = float(np.mean(ttft_s))
+    for path in PATHS:
+        found[f"by_{path}_share"] = sum(brought(turn)[path] for turn in turns) / prompts
+        ttft_s = [turn.first_token_s - turn.arrival_s for turn in turns if mostly_by(turn) == path]
+        if ttft_s:
+            found[f"ttft_by_{path}_s"] = float(np.mean(ttft_s))
     found["queue_s"] = float(np.mean([turn.began_s - turn.arrival_s for turn in turns]))
     found["context_s"] = float(np.mean([turn.got_s - turn.began_s for turn in turns]))
     found["question_s"] = float(np.mean([turn.first_token_s - turn.got_s for turn in turns]))
@@ -57,13 +80,15 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
 
 
 def turns_columns(turns: tuple[TurnRecord, ...]) -> Mapping[str, Any]:
-    """A row per turn, in the order of their numbers: the fields of TurnRecord, with ``ttft_s`` and ``mostly_from``."""
+    """A row per turn, in the order of their numbers: the fields of TurnRecord, with ``ttft_s``, ``mostly_from`` and
+    ``mostly_by``."""
     counts = ("request", "conversation", "number", "prompt", "output", *FROM.values(), "units_streamed",
-              "units_computed")  # fmt: skip
+              "units_computed", "units_read")  # fmt: skip
     times = ("arrival_s", "began_s", "got_s", "first_token_s", "end_s")
-    sizes = ("written_bytes", "streamed_bytes", "kept_memory_bytes", "kept_flash_bytes")
+    sizes = ("read", "streamed", "written_bytes", "streamed_bytes", "kept_memory_bytes", "kept_flash_bytes")
     columns = {key: whole([getattr(turn, key) for turn in turns]) for key in counts}
     columns |= {key: real([getattr(turn, key) for turn in turns]) for key in (*times, *sizes)}
     columns["ttft_s"] = real([turn.first_token_s - turn.arrival_s for turn in turns])
     columns["mostly_from"] = text([mostly_from(turn) for turn in turns])
+    columns["mostly_by"] = text([mostly_by(turn) for turn in turns])
     return columns

@@ -137,7 +137,9 @@ class Assisted:
 class TurnRecord:
     """One turn of a conversation that was answered; times on the run's clock. Tokens of its prompt by where their KV
     came from: ``from_memory``, ``from_flash``, ``from_cloud``, whether streamed or computed there, and ``computed``,
-    which were nowhere. ``units_streamed``, ``units_computed``: of what came from the cloud, as RequestRecord has it."""
+    which were nowhere. ``units_streamed``, ``units_computed``, ``units_read``: of what was loaded, as RequestRecord has
+    it. ``read`` and ``streamed``: tokens whose KV came over these paths, layers counted as parts of a token; the rest,
+    but for what was in memory, was computed."""
 
     request: int
     conversation: int
@@ -157,6 +159,9 @@ class TurnRecord:
     computed: int = 0
     units_streamed: int = 0
     units_computed: int = 0
+    units_read: int = 0
+    read: float = 0.0
+    streamed: float = 0.0
     # Written behind it by what is kept; and bytes of the link.
     written_bytes: float = 0.0
     streamed_bytes: float = 0.0

@@ -11,8 +11,9 @@ import simpy
 from kvferry.backends.world import World
 from kvferry.machine.machine import Lease, Refused
 from kvferry.machine.ops import Prefill
+from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad
-from kvferry.pipelines.loading.stage import LoadingStage, price_s
+from kvferry.pipelines.loading.stage import LoadingStage, OnStorage, price_s
 from kvferry.pipelines.record import TurnRecord
 from kvferry.pipelines.workload import Infeasible
 from kvferry.policies.keep.eviction import Block, eviction
@@ -22,6 +23,7 @@ from kvferry.sessions.forecast import Forecast
 from kvferry.sessions.found import Found
 from kvferry.sessions.keeping import Keeping
 from kvferry.sessions.systems import SessionSystem
+from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
@@ -123,12 +125,22 @@ class SessionDevice:
             computed=found.computed,
             units_streamed=0 if load is None else load.units_streamed,
             units_computed=0 if load is None else load.units_computed,
+            units_read=0 if load is None else load.units_read,
+            **self._brought(found, load),
             streamed_bytes=0.0 if load is None else load.streamed_bytes,
             written_bytes=keeping.written_bytes - written_bytes,
             kept_memory_bytes=keeping.memory_bytes,
             kept_flash_bytes=keeping.kept.on_flash * keeping.flash_bytes,
         )
         return Told(record, times_s)
+
+    def _brought(self, found: Found, load: ContextLoad | None) -> dict[str, float]:
+        """Tokens by the path over which their KV came."""
+        whole = 0 if self._system.loading.reads and self._stage.works_on == "memory" else len(found.comes_from("flash"))
+        if load is None:
+            return {"read": self._block * whole}
+        token = self._block / (load.progress.problem.layers * load.progress.problem.columns_per_chunk)
+        return {"read": self._block * whole + token * load.units_read, "streamed": token * load.units_streamed}
 
     def _asked(self, turn: Turn, found: Found, number: int) -> Ask:
         known, tokens = turn.prompt - found.computed, self._block
@@ -165,24 +177,43 @@ class SessionDevice:
         return lease
 
     def _got(self, turn: Turn, found: Found, number: int) -> Generator[simpy.Event, Any, ContextLoad | None]:
-        """What lies in the cloud alone is loaded, and beside it comes from flash what is to be in memory."""
+        """What lies in the cloud alone is loaded, and beside it comes from flash what is to be in memory: as a whole,
+        or, where the loader reads, as a part of the load."""
         env, waits, load = self.machine.env, list[simpy.Event](), None
         began_s = env.now
-        from_flash = [turn.blocks[n] for n in found.comes_from("flash")]
-        if from_flash and self._stage.works_on == "memory":
-            waits.append(self._keeping.read(from_flash, number))
-        from_cloud = found.comes_from("cloud")
-        if from_cloud:
+        from_flash = found.comes_from("flash") if self._stage.works_on == "memory" else []
+        loaded = found.comes_from("cloud")
+        if from_flash and self._system.loading.reads:
+            loaded = sorted(loaded + from_flash)
+        elif from_flash:
+            waits.append(self._keeping.read([turn.blocks[n] for n in from_flash], number))
+        if loaded:
             stored = self._world.content.stored(number)
-            context = self._loading.context(stored, number, np.array(from_cloud))
+            context = self._loading.context(stored, number, np.array(loaded))
             self._loading.processor_from_s = env.now + self.machine.observe(self._loading.pace.window_s).starting_s
-            load = self._loading.begin(self.machine, context, number)
+            load = self._loading.begin(self.machine, context, number, self._on_storage(turn, found, loaded, context))
             waits.append(load.done)
         if waits:
             yield env.all_of(waits)
         if load is not None:
-            self._load_s, self._loaded = self._load_s + env.now - began_s, self._loaded + len(from_cloud)
+            self._load_s, self._loaded = self._load_s + env.now - began_s, self._loaded + len(loaded)
         return load
+
+    def _on_storage(self, turn: Turn, found: Found, blocks: list[int], context: Context) -> OnStorage | None:
+        """What a loader that reads finds on flash of these blocks of a prompt; None: nothing, or it does not read."""
+        lies = set(found.comes_from("flash"))
+        if lies.isdisjoint(blocks):
+            return None
+        storage, in_cloud = self._scenario.device.storage, set(found.lies_in("cloud"))
+        assert storage is not None
+        parts = self._keeping.parts([turn.blocks[n] for n in blocks], context.stream_bytes.shape)
+        reads, each_bytes = self._loading.pace.reads_ahead, parts.longest_bytes
+        return OnStorage(
+            read_bytes=parts.n_bytes,
+            extents=parts.extents,
+            bytes_per_s=reads * each_bytes / StorageCurves(storage).equal_s(reads, each_bytes),
+            in_cloud=np.array([n in in_cloud for n in blocks]),
+        )
 
 
 def _named(turn: Turn) -> str:

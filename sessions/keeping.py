@@ -63,8 +63,31 @@ class Keeping:
         """Fires when these blocks, which lie on flash, are in memory."""
         return self._moved(blocks, "storage", "device", turn)
 
+    def parts(self, blocks: Sequence[int], shape: tuple[int, int, int]) -> "Parts":
+        """Returns where the units of these blocks lie on flash: ``shape`` [T, L, C], a T for each block."""
+        places = np.array([self._places.get(block, -1) for block in blocks])
+        return Parts(places, int(self.flash_bytes), shape)
+
     def _moved(self, blocks: Sequence[int], source: Any, to: Any, turn: int) -> Ticket:
         size = int(self.flash_bytes)
         offsets = np.sort([self._places[block] * size for block in blocks])
         extents = Extents(offsets.astype(np.int64), np.full(len(blocks), size, np.int64))
         return self.machine.move(extents, source, to, request=turn)
+
+
+class Parts:
+    """The units [T, L, C] of blocks on flash, each block's own one behind the other. ``places`` [T]: of the blocks in
+    the file; below 0: it does not lie there."""
+
+    def __init__(self, places: np.ndarray, block_bytes: int, shape: tuple[int, int, int]) -> None:
+        edges = block_bytes * np.arange(shape[1] * shape[2] + 1) // (shape[1] * shape[2])
+        self._begins = (places[:, None] * block_bytes + edges[:-1]).ravel()
+        self._lengths = np.broadcast_to(np.diff(edges), (shape[0], len(edges) - 1)).ravel()
+        self.longest_bytes = int(self._lengths.max())
+        there = np.broadcast_to((places >= 0)[:, None, None], shape)
+        self.n_bytes = np.where(there, self._lengths.reshape(shape).astype(float), np.inf)
+
+    def extents(self, units: Sequence[int]) -> Extents:
+        """Returns where these units lie, which do lie there."""
+        asked = list(units)
+        return Extents(self._begins[asked], self._lengths[asked])

@@ -108,4 +108,10 @@ SESSION_SYSTEMS: dict[str, SessionSystem] = {
     "on-flash": _made("KV stays in memory, and what has no room there on flash", "ferry", "vllm", "memory-flash"),
     "kvswap-on-flash": _made("KV lies on flash while decoding and between turns", "ferry", "kvswap", "flash"),
     "everywhere": _made("in memory, on flash and in the cloud", "ferry", "vllm", "memory-flash-cloud"),
+    "three-way": _made(
+        "the same; what is not in memory is read, streamed and computed at once",
+        "ferry-three-way",
+        "vllm",
+        "memory-flash-cloud",
+    ),
 }

@@ -76,7 +76,12 @@ class SessionFlow:
 
     @property
     def _uses_cloud(self) -> bool:
-        return "cloud" in self._system.places or any(turn.stored for turn in self._turns.numbered)
+        """A loader that reads also computes what lies on flash alone, and knows from what is stored how much work that
+        is."""
+        stored = any(turn.stored for turn in self._turns.numbered)
+        return (
+            stored or "cloud" in self._system.places or ("flash" in self._system.places and self._system.loading.reads)
+        )
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         env, queue = world.machine.env, simpy.Resource(world.machine.env)

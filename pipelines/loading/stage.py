@@ -1,18 +1,20 @@
 """Makes stored contexts ready for a loading system, and says what a load can count on: a stage of any flow."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 import numpy as np
 
 from kvferry.machine.machine import Machine
-from kvferry.machine.ops import Op
+from kvferry.machine.ops import Extents, Op
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad
 from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s
 from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.systems import LoadingSystem
+from kvferry.policies.loading.problem import LoadProblem
 from kvferry.sim.costs.cost_model import main_costs
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.stored import StoredContext
@@ -23,6 +25,23 @@ def price_s(scenario: Scenario, cost_model: str) -> Callable[[Op], np.ndarray]:
     spec = scenario.device.processors[scenario.device.main]
     costs = main_costs(cost_model, scenario.device, scenario.model)
     return lambda op: costs.durations_s(op) + spec.dispatch_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnStorage:
+    """What lies on local storage of a context's units [T, L, C]. ``read_bytes``: what each takes there, infinite where
+    it does not lie there; ``extents``: where units lie; ``bytes_per_s``: how fast they are read, one behind the other.
+    ``in_cloud`` [T]: whether a token chunk lies in the cloud, too; the others cannot be streamed."""
+
+    read_bytes: np.ndarray
+    extents: Callable[[tuple[int, ...]], Extents]
+    bytes_per_s: float
+    in_cloud: np.ndarray
+
+    def beside(self, problem: LoadProblem) -> LoadProblem:
+        """Returns the problem with this as a third path."""
+        streamed = np.where(self.in_cloud[:, None, None], problem.stream_bytes, np.inf)
+        return replace(problem, stream_bytes=streamed, read_bytes=self.read_bytes)
 
 
 class LoadingStage:
@@ -82,14 +101,18 @@ class LoadingStage:
             processor_from_s=self.processor_from_s,
         )
 
-    def begin(self, machine: Machine, context: Context, request: int) -> ContextLoad:
-        """Begins to load a context that has device and link for itself."""
+    def begin(self, machine: Machine, context: Context, request: int, here: OnStorage | None = None) -> ContextLoad:
+        """Begins to load a context that has device and link for itself; `here`: what of it lies on local storage."""
+        problem, outlook = context.problem(self.estimate_s), self.outlook(context)
+        if here is not None:
+            problem, outlook = here.beside(problem), replace(outlook, read_bytes_per_s=here.bytes_per_s)
         return ContextLoad(
             machine,
             context,
-            context.problem(self.estimate_s),
+            problem,
             self._system.new_loader(),
             request=request,
-            outlook=self.outlook(context),
+            outlook=outlook,
             pace=self.pace,
+            local=None if here is None else here.extents,
         )

@@ -8,8 +8,9 @@ from kvferry.codecs.sizes import CODECS
 from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
 from kvferry.pipelines.policy_schema import Schema, setting
 from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.ferry_three_way import ThreeWayFerry
 from kvferry.policies.loading.hybrid import Hybrid
-from kvferry.policies.loading.loader import Loader, Serving
+from kvferry.policies.loading.loader import Loader, ReadingLoader, Serving
 from kvferry.policies.loading.single_path import CacheGen, LocalPrefill, StreamOnly
 from kvferry.policies.loading.staged import Staged
 from kvferry.scenarios.resolve import Complaint
@@ -68,6 +69,11 @@ class LoadingSystem:
         """A loader for one request."""
         return self.loader(**self.settings)
 
+    @property
+    def reads(self) -> bool:
+        """Returns whether it reads what lies on local storage, beside computing and streaming."""
+        return isinstance(self.new_loader(), ReadingLoader)
+
 
 SYSTEMS: dict[str, LoadingSystem] = {
     "sparkv": LoadingSystem(
@@ -89,6 +95,11 @@ SYSTEMS: dict[str, LoadingSystem] = {
         loader=Ferry,
         codec="huffman",
         about="ours: paths meet in the bound's own order; what computing waits for comes first; races the last",
+    ),
+    "ferry-three-way": LoadingSystem(
+        loader=ThreeWayFerry,
+        codec="huffman",
+        about="ours: ferry over three paths, as conversations leave KV on local storage, too",
     ),
     "strong-hybrid": LoadingSystem(
         loader=Hybrid, codec="huffman", about="compute early token chunks, stream late ones; static split by mean rates"

@@ -18,6 +18,8 @@ _MEMORY_S = 0.5
 _REPLAN_FACTOR = 1.1
 # The slowest rate to plan with, as a share of the planned one: an outage is assumed to end.
 _LEAST_SHARE = 1e-4
+# Units that are read together, as storage is faster with several commands under way; fewer towards the end of a part.
+_READ_TOGETHER = 4
 
 COMPUTE, STREAM, READ = range(3)
 
@@ -58,7 +60,14 @@ class ThreeWayFerry:
 
     def next_read(self, progress: LoadProgress, facts: LoadFacts) -> Read | None:
         unit = self._next(READ, progress, facts)
-        return None if unit is None else Read((unit,))
+        if unit is None:
+            return None
+        units = [unit]
+        most = min(_READ_TOGETHER, 1 + len(self._parts[READ]) // _READ_TOGETHER**2)
+        while len(units) < most and (further := self._own_part(READ, progress)) is not None:
+            units.append(further)
+        self._taken[READ] += units[1:]
+        return Read(tuple(units))
 
     def _next(self, path: int, progress: LoadProgress, facts: LoadFacts) -> int | None:
         self._look(progress, facts)
@@ -166,7 +175,8 @@ class ThreeWayFerry:
         under_way = (progress.computing, progress.streaming, progress.reading)
         self._taken[other] = taken = [unit for unit in self._taken[other] if under_way[other][unit]]
         for unit in (*self._parts[other], *reversed(taken)):
-            if under_way[path][unit] or self._asks[path][unit] == np.inf:
+            # One that is there stays under way as long as its transfer carries others.
+            if progress.present[unit] or under_way[path][unit] or self._asks[path][unit] == np.inf:
                 continue
             if path != COMPUTE or progress.computable(unit):
                 return unit

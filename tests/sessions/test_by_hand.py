@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from by_hand import ByHand
 from tiny import tiny
 
-from kvferry.machine.ops import Op, OutputHead, PrefillLayer
+from kvferry.machine.ops import Advance, Number, Op, OutputHead, PrefillLayer, Project
 from kvferry.pipelines.record import TurnRecord
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.keep.eviction import Lru
@@ -51,13 +52,13 @@ class LayersByHand(ByHand):
 
 @pytest.fixture(autouse=True)
 def _by_hand() -> Iterator[None]:
-    COST_MODELS["layers-by-hand"] = LayersByHand
+    COST_MODELS.update({"layers-by-hand": LayersByHand, "paths-by-hand": PathsByHand})
     yield
-    del COST_MODELS["layers-by-hand"]
+    del COST_MODELS["layers-by-hand"], COST_MODELS["paths-by-hand"]
 
 
-def turns(*overrides: str, **changes: Any) -> tuple[TurnRecord, ...]:
-    run = run_scenario(tiny(ON_FLASH, *overrides, **changes))
+def turns(*overrides: str, of: dict[str, Any] = ON_FLASH, **changes: Any) -> tuple[TurnRecord, ...]:
+    run = run_scenario(tiny(of, *overrides, **changes))
     assert run.outcome == "done", run.why
     assert run.sessions is not None
     return run.sessions.turns
@@ -135,3 +136,73 @@ def test_on_a_device_that_warms_up_nothing_follows_at_a_pace() -> None:
     asked = "workload.output=101", "workload.turns=1"
     whole, outlined = (turns(*asked, f"workload.decoded={n}", device=device) for n in ("null", "5"))
     assert outlined[0].end_s == whole[0].end_s > turns(*asked)[0].end_s + 0.1
+
+
+class PathsByHand(LayersByHand):
+    """A layer of a token takes 0.25 ms of a load, too."""
+
+    def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
+        tokens = np.asarray(op.tokens, float) if isinstance(op, Project | Advance) else np.zeros(1)
+        return tokens * self._prefill_s / 4 * isinstance(op, Project)
+
+    def cost(self, op: Op) -> Cost:
+        return Cost(float(self.durations_s(op))) if isinstance(op, Project | Advance) else super().cost(op)
+
+
+# Ten blocks lie in the cloud as they would in memory. A layer of a block takes 25 ms over the link, from flash, and on
+# the processor.
+THREE_WAYS: dict[str, Any] = {
+    **ON_FLASH,
+    "system": "three-way",
+    "costs": "paths-by-hand",
+    "link": {"rate": "512 kB/s", "rtt": "0 ms"},
+    "workload": {**ON_FLASH["workload"], "turns": 2, "in_cloud": "contexts"},
+    "policies": {"load": {"codec": "fp16"}, "keep": "flash-cloud"},
+    "budget": {},
+}
+
+
+def test_three_like_paths_bring_a_third_each() -> None:
+    first, second = turns(of=THREE_WAYS)
+    # 40 layers of blocks by two paths, as nothing lies on flash yet.
+    assert (first.units_streamed, first.units_computed, first.units_read) == (20, 20, 0)
+    assert first.got_s - first.began_s == pytest.approx(0.5)
+    # 44 by three.
+    assert second.got_s - second.began_s == pytest.approx(0.375)
+    assert sorted((second.units_streamed, second.units_computed, second.units_read)) == [14, 15, 15]
+    assert (second.from_flash, second.from_cloud, second.computed) == (1100, 0, 111)
+    # A unit is a quarter of a block of 100 tokens.
+    assert (second.read, second.streamed) == (25 * second.units_read, 25 * second.units_streamed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        # Read as a whole, as it lies nearer than the cloud.
+        (["policies.load=ferry"], 1.1),
+        # Two paths: nothing on flash, and nothing in the cloud.
+        (["policies.keep=cloud"], 0.55),
+        (["policies.keep=flash", "workload.in_cloud=nothing"], 0.55),
+    ],
+)
+def test_fewer_ways_take_longer(changes: list[str], seconds: float) -> None:
+    _, second = turns("policies.load={name: ferry-three-way, codec: fp16}", *changes, of=THREE_WAYS)
+    assert second.got_s - second.began_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("link", ["64 kB/s", "4 MB/s"])
+@pytest.mark.parametrize("flash", ["64 kB/s", "4 MB/s"])
+def test_three_ways_are_never_slower_than_the_best_two(link: str, flash: str) -> None:
+    rates = f"link.rate={link}", f"device.storage.bytes_per_s={flash}", "workload.think=60 s"
+    loader = "policies.load={name: ferry-three-way, codec: fp16}"
+
+    def waited_s(*changes: str) -> float:
+        _, second = turns(*rates, *changes, of=THREE_WAYS)
+        return second.got_s - second.began_s
+
+    two_s = [
+        waited_s("policies.load={name: ferry, codec: fp16}"),
+        waited_s("policies.load={name: ferry, codec: fp16}", "policies.keep=cloud"),
+        waited_s(loader, "policies.keep=flash", "workload.in_cloud=nothing"),
+    ]
+    assert waited_s(loader) <= min(two_s) * (1 + 1e-6)

@@ -100,6 +100,10 @@ def test_a_plan_is_within_one_percent_of_the_bound(seed, link, storage):
     plan.check(problem)
     least_s = three_way_bound_s(problem, link, storage)
     assert least_s <= plan.stage_makespan_s(problem, link, storage) <= 1.01 * least_s
+    # Nor is any two paths' bound below the bound of three.
+    everywhere = np.full(problem.compute_s.shape, NOWHERE)
+    for fewer in ("stream_bytes", "read_bytes", "compute_s"):
+        assert least_s <= three_way_bound_s(replace(problem, **{fewer: everywhere}), link, storage) * (1 + 1e-6)
 
 
 def test_without_storage_it_is_the_bound_of_two_paths():

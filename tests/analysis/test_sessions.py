@@ -1,0 +1,71 @@
+"""Figures of conversations, from turns that one can add up."""
+
+import pytest
+
+from kvferry.analysis.session_picture import session_picture
+from kvferry.analysis.sessions import mostly_by, mostly_from, session_metrics, turns_columns
+from kvferry.pipelines.record import Run, Sessions, TurnRecord
+
+
+def turn(number: int, waits_s: tuple[float, float, float], **parts: float) -> TurnRecord:
+    """A turn of a thousand tokens; `waits_s`: for the device, for its context, for its question."""
+    arrival_s = 10.0 * number
+    began_s = arrival_s + waits_s[0]
+    got_s = began_s + waits_s[1]
+    first_s = got_s + waits_s[2]
+    return TurnRecord(
+        request=number, conversation=0, number=number, prompt=1000, output=2, arrival_s=arrival_s, began_s=began_s,
+        got_s=got_s, first_token_s=first_s, end_s=first_s + 1.0, **parts,
+    )  # fmt: skip
+
+
+# The first is new. The second is on flash, and half of that comes from the cloud; the third is in memory but for 100.
+TURNS = (
+    turn(0, (0.0, 0.0, 4.0), computed=1000),
+    turn(1, (1.0, 2.0, 1.0), from_flash=800, computed=200, read=300.0, streamed=400.0),
+    turn(2, (0.0, 0.0, 1.0), from_memory=900, computed=100),
+)
+RUN = Run(outcome="done", duration_s=30.0, sessions=Sessions(turns=TURNS))
+
+
+def test_where_prompts_came_from_and_by_which_path() -> None:
+    found = session_metrics(RUN, None)
+    assert [mostly_from(one) for one in TURNS] == ["computed", "flash", "memory"]
+    assert [mostly_by(one) for one in TURNS] == ["computing", "streaming", "computing"]
+    shares = {key: 3 * found[key] for key in found if key.endswith("_share")}
+    assert shares == pytest.approx(
+        {
+            "found_in_memory_share": 0.9,
+            "found_on_flash_share": 0.8,
+            "found_in_cloud_share": 0.0,
+            "computed_share": 1.3,
+            "by_reading_share": 0.3,
+            "by_streaming_share": 0.4,
+            # 1,000 of the first turn, 300 of the second, 100 of the third.
+            "by_computing_share": 1.4,
+        }
+    )
+    assert {key: value for key, value in found.items() if key.startswith("ttft_")} == pytest.approx(
+        {
+            "ttft_from_memory_s": 1.0,
+            "ttft_from_flash_s": 4.0,
+            "ttft_computed_s": 4.0,
+            "ttft_by_streaming_s": 4.0,
+            "ttft_by_computing_s": 2.5,
+        }
+    )
+    assert [3 * found[key] for key in ("queue_s", "context_s", "question_s")] == pytest.approx([1.0, 2.0, 6.0])
+
+
+def test_the_picture_shows_both_and_what_turns_waited_for() -> None:
+    places, paths, waits, _ = session_picture(RUN).axes
+    said = [[text.get_text() for text in axis.get_legend().get_texts()] for axis in (places, paths, waits)]
+    assert said[0] == ["in memory (30%)", "on flash (27%)", "nowhere: computed (43%)"]
+    assert said[1] == ["read", "streamed (TTFT 4 s)", "computed (TTFT 2.5 s)"]
+    assert said[2] == ["its context (0.67 s)", "reading what is new (2 s)", "median of all (4 s)"]
+
+
+def test_a_row_per_turn() -> None:
+    columns = turns_columns(TURNS)
+    assert columns["mostly_by"].to_pylist() == ["computing", "streaming", "computing"]
+    assert columns["ttft_s"].to_pylist() == pytest.approx([4.0, 4.0, 1.0])
