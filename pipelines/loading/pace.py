@@ -16,8 +16,8 @@ class Pace:
     transfer_units: int = 8
     transfer_s: float = 0.004
     transfer_left: int = 64
-    # Reads of local storage under way at once.
-    reads_ahead: int = 4
+    # Units that local storage reads, or that are copied behind it, at once.
+    reads_ahead: int = 8
     window_s: float = 0.1
     # A loader that has something under way is asked after every window until nothing has moved for `patience_s`: by
     # then even a rate that it remembers has faded. After that, the waits grow with the time, so that an outage of a

@@ -60,8 +60,15 @@ def extents_of(units: tuple[int, ...]) -> Extents:
     return Extents([unit * UNIT_BYTES for unit in units], [UNIT_BYTES] * len(units))
 
 
-def loaded(machine: Steady, context: Context, problem: LoadProblem, loader: Ferry | ThreeWayFerry) -> ContextLoad:
-    outlook = Outlook(bytes_per_s=machine._link_bytes_per_s, rtt_s=0.0, read_bytes_per_s=machine._bytes_per_s)
+def loaded(
+    machine: Steady,
+    context: Context,
+    problem: LoadProblem,
+    loader: Ferry | ThreeWayFerry,
+    planned_bytes_per_s: float | None = None,
+) -> ContextLoad:
+    planned_bytes_per_s = planned_bytes_per_s or machine._link_bytes_per_s
+    outlook = Outlook(bytes_per_s=planned_bytes_per_s, rtt_s=0.0, read_bytes_per_s=machine._bytes_per_s)
     pace = Pace(compute_ahead=1, reads_ahead=1, window_s=1.0)
     load = ContextLoad(machine, context, problem, loader, request=0, outlook=outlook, pace=pace, local=extents_of)
     machine.env.run(until=load.done)
@@ -87,6 +94,19 @@ def test_what_does_not_lie_on_storage_is_not_read() -> None:
     )
     assert load.units_read == 2
     assert load.units_computed + load.units_streamed == 10
+
+
+def test_what_a_slow_transfer_still_carries_is_read_once() -> None:
+    # The link is planned with as a hundred thousand times as fast as it is: its transfers carry several units, and
+    # storage has each of them sooner. Those that are there stay under way until the transfer's last one is.
+    context = context_of((40, 2, 1))
+    problem = problem_of(context, np.ones((40, 2, 1), bool))
+    machine = Steady(link=1e-3)
+    load = loaded(machine, context, problem, ThreeWayFerry(), planned_bytes_per_s=100 * UNIT_BYTES)
+    assert load.units_read + load.units_computed == 80
+    # Two paths bring one unit a second each.
+    assert machine.env.now < 45
+    assert load.progress.read_bytes == load.units_read * UNIT_BYTES
 
 
 @given(
