@@ -161,7 +161,7 @@ class SessionDevice:
         """Raises Infeasible for a turn that the storage does not hold."""
         storage, wanted_bytes = self._scenario.device.storage, self._stage.file_bytes(ask)
         if storage is not None and storage.capacity_bytes is not None and wanted_bytes > storage.capacity_bytes:
-            takes = f"take {shown_size(wanted_bytes, up=True)} of storage, {storage.name} holds"
+            takes = f"take {shown_size(wanted_bytes, up=True)} of storage, {storage.name or 'which'} holds"
             would = "a shorter prompt, fewer bits of KV, or a decode system with KV in memory would do"
             raise Infeasible(f"{_named(turn)} {takes} {shown_size(storage.capacity_bytes)}; {would}")
 

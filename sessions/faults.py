@@ -8,6 +8,7 @@ from kvferry.scenarios.resolve import Complaint
 from kvferry.sessions.systems import SessionSystem
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.units import shown_size
 from kvferry.traces.turn import USUAL_BLOCK
 from kvferry.traces.turns import turns_of
 
@@ -40,10 +41,15 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
         yield without_storage(scenario, f"is missing, on which {scenario.system} keeps KV")
     block = workload.block or USUAL_BLOCK
     block_bytes = block * scenario.model.kv_bytes_per_token
-    kept = budget.kept_memory_bytes
-    if kept is not None and kept < block_bytes and "memory" in system.places:
-        what = f"{kept / 2**20:.3g} MiB hold no block of {block:,} tokens, {block_bytes / 2**20:.3g} MiB would"
-        yield Complaint(("budget", "kept_memory"), f"{what}; or a smaller workload.block")
+    for place in ("memory", "flash"):
+        kept_bytes = getattr(budget, f"kept_{place}_bytes")
+        if kept_bytes is not None and kept_bytes < block_bytes and place in system.places:
+            what = (
+                f"{shown_size(kept_bytes)} hold no block of {block:,} tokens, {shown_size(block_bytes, up=True)} would"
+            )
+            yield Complaint(
+                ("budget", f"kept_{place}"), f"{what}; or a smaller workload.block, or keep without {place}"
+            )
 
 
 def without_effect(scenario: Scenario, system: SessionSystem) -> Iterator[str]:

@@ -101,11 +101,11 @@ def _conversation(
 
 def _document(workload: SessionSpec, block: int, ids: BlockIds, source: int, tokens: int) -> tuple[int, ...]:
     """Ids of the whole blocks that conversations about a context begin with: the common beginning, then its own."""
-    chain: tuple[int, ...] = ()
+    chain: list[int] = []
     for n in range(tokens // block):
         content = "beginning" if (n + 1) * block <= workload.beginning else f"context {source}"
-        chain = (*chain, ids.named(chain[-1] if chain else 0, content))
-    return chain
+        chain.append(ids.named(chain[-1] if chain else 0, content))
+    return tuple(chain)
 
 
 def _popular(rng: np.random.Generator, workload: SessionSpec) -> int:

@@ -1,0 +1,104 @@
+"""Sessions that ask for more than there is: flash that fills up, turns that fit nowhere, budgets that hold nothing."""
+
+import re
+
+import pytest
+from tiny import TURNS, tiny
+
+from kvferry.pipelines.record import Run, TurnRecord
+from kvferry.pipelines.run import run_scenario
+from kvferry.specs.errors import InputError
+
+# Conversations about three documents of ten blocks, one after the other: more than is kept.
+MANY = ("workload.turns=8", "workload.contexts=3", "workload.turns_each=2.0", "workload.think=2 s")
+# A block of 64 tokens takes 32 KiB: six lie on flash.
+SIX = 6 * 64 * 512
+
+
+def ran(*overrides: str) -> Run:
+    return run_scenario(tiny(TURNS, *overrides))
+
+
+def turns(run: Run) -> tuple[TurnRecord, ...]:
+    assert run.outcome == "done", run.why
+    assert run.sessions is not None
+    return run.sessions.turns
+
+
+@pytest.mark.parametrize("system", ["on-flash", "three-way", "everywhere"])
+def test_flash_is_full_in_the_middle(system: str) -> None:
+    # By the budget or by what the device holds.
+    for full in (f"budget.kept_flash={SIX} B", f"device.storage.capacity_bytes={SIX} B"):
+        found = turns(ran(*MANY, f"system={system}", full))
+        assert max(turn.kept_flash_bytes for turn in found) == SIX
+        for turn in found:
+            assert turn.from_memory + turn.from_flash + turn.from_cloud + turn.computed == turn.prompt
+        # What was given up is had again, from the cloud or by computing.
+        assert sum(turn.from_cloud + turn.computed for turn in found[1:]) > 0
+
+
+def test_flash_that_a_turn_decodes_on_fills_up() -> None:
+    # Its file for the longest turn and six blocks: kept KV makes way for the file.
+    whole = turns(ran(*MANY, "system=kvswap-on-flash", "budget.kept_memory=null"))
+    capacity = max(turn.kept_flash_bytes for turn in whole)
+    found = turns(
+        ran(
+            *MANY,
+            "system=kvswap-on-flash",
+            "budget.kept_memory=null",
+            f"device.storage.capacity_bytes={capacity:.0f} B",
+        )
+    )
+    assert 0 < max(turn.kept_flash_bytes for turn in found) < capacity
+    assert all(turn.from_flash + turn.from_cloud + turn.computed == turn.prompt for turn in found)
+
+
+@pytest.mark.parametrize("system", ["on-flash", "three-way", "streamed"])
+def test_a_turn_that_is_larger_than_memory(system: str) -> None:
+    run = ran(f"system={system}", "budget.memory=8 MiB", "workload.context=64Ki tokens", "budget.kept_memory=null")
+    assert run.outcome == "out_of_memory"
+    what = r"turn 1 of conversation 1: 65,582 tokens take [\d.]+ MiB of memory, [\d.]+ MiB are free; a shorter prompt, "
+    assert re.match(what, run.why), run.why
+    assert run.sessions is not None and not run.sessions.turns
+
+
+def test_a_turn_that_is_larger_than_memory_and_flash() -> None:
+    run = ran(
+        "system=kvswap-on-flash", "budget={}", "workload.context=64Ki tokens", "device.storage.capacity_bytes=10 MB"
+    )
+    assert run.outcome == "infeasible"
+    assert re.match(
+        r"turn 1 of conversation 1: 65,582 tokens take [\d.]+ MiB of storage, which holds 9.5 MiB; ", run.why
+    )
+
+
+@pytest.mark.parametrize(
+    ("budget", "what"),
+    [
+        ("budget.kept_memory=0 B", "budget.kept_memory: '0 B': must be above 0"),
+        ("budget.kept_flash=0 B", "budget.kept_flash: '0 B': must be above 0"),
+        ("budget.memory=0 B", "budget.memory: '0 B': must be above 0"),
+        (
+            "budget.kept_memory=31 KiB",
+            "budget.kept_memory: 31.0 KiB hold no block of 64 tokens, 32.0 KiB would; or a smaller workload.block, or "
+            "keep without memory",
+        ),
+        ("budget.kept_flash=5 B", "budget.kept_flash: 5 B hold no block of 64 tokens, 32.0 KiB would; "),
+    ],
+)
+def test_a_budget_that_holds_nothing(budget: str, what: str) -> None:
+    with pytest.raises(InputError, match=re.escape(what)) as error:
+        ran(budget)
+    assert "\n" not in str(error.value)
+
+
+def test_a_context_of_too_many_blocks_is_refused_at_once() -> None:
+    with pytest.raises(InputError, match="makes 131,072 blocks of the longest turn; at most 100,000 will do"):
+        ran("workload.context=8Mi tokens", "workload.question=1", "workload.output=1")
+
+
+def test_a_conversation_that_outgrows_memory_keeps_its_first_turns() -> None:
+    run = ran("budget={memory: 6 MiB}", "workload.question=2000", "workload.turns_each=1000.0")
+    assert run.outcome == "out_of_memory"
+    assert run.why.startswith("turn 4 of conversation 1: 8,664 tokens take")
+    assert run.sessions is not None and len(run.sessions.turns) == 3
