@@ -17,7 +17,7 @@ from kvferry.machine.span import Span, Tell
 from kvferry.machine.warmth import Warmth
 from kvferry.policies.decode.upkeep import Ahead
 from kvferry.sim.foresight import Foresight
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
@@ -226,8 +226,9 @@ class World(Protocol):
         ...
 
     @property
-    def weights_refused(self) -> Refused | None:
-        """Why the weights of some machine do not fit its memory, or None. Nothing runs after a refusal."""
+    def weights_refused(self) -> Refused | OutOfMemory | None:
+        """Why the weights of some machine, or what else is there before a run, do not fit its memory, or None. Nothing
+        runs after a refusal."""
         ...
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvferry.backends.live.assist.parts import PromptParts
 from kvferry.backends.live.decoding.parts import PagedParts, StoredKvParts
+from kvferry.backends.live.engine.out_of_memory import told_as_out_of_memory
 from kvferry.backends.live.loading.cloud_parts import LoadingParts
 from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, Needs, NoKv, Prompts
@@ -19,7 +20,7 @@ from kvferry.specs.scenario import Scenario
 class NoKvParts(MachineParts):
     """A machine that takes part in channels, and runs nothing."""
 
-    def __init__(self, scenario: Scenario, need: NoKv, say: Say, stack: ExitStack) -> None:
+    def __init__(self, *_: object) -> None:
         self.runner = self
 
     def run(self, op: Op, request: int | None, inputs: Sequence[Any]) -> Any:
@@ -36,10 +37,11 @@ def check_needs(needs: Needs) -> None:
 
 
 def parts_for(scenario: Scenario, need: Need, say: Say, stack: ExitStack) -> MachineParts:
-    """Makes what the scenario's device needs; `stack` closes it with the world. Raises InputError."""
+    """Makes what the scenario's device needs; `stack` closes it with the world. Raises InputError, OutOfMemory."""
     if type(need) not in _MAKERS:
         raise InputError(f"backend: torch has nothing that runs workload kind {scenario.workload.kind}; take sim")
-    return _MAKERS[type(need)](scenario, need, say, stack)
+    with told_as_out_of_memory("no memory is left"):
+        return _MAKERS[type(need)](scenario, need, say, stack)
 
 
 # How a machine is made for each sort of need.

@@ -13,7 +13,7 @@ from kvferry.backends.live.engine.channel import SocketSwitchboard
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine, Switchboard
 from kvferry.backends.live.machine_parts import MachineParts, made_machine
-from kvferry.backends.live.parts import check_needs, parts_for
+from kvferry.backends.live.parts import NoKvParts, check_needs, parts_for
 from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
 from kvferry.backends.needs import KvOnStorage, Needs
 from kvferry.backends.world import Described, Inputs, OneTurn, Say, WholeWorld, described, tell_of
@@ -21,7 +21,7 @@ from kvferry.cloud.child_server import ChildServer
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.sim.access import Access, Accesses, access_over
-from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.errors import InputError, KvferryError, OutOfMemory
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
@@ -46,7 +46,7 @@ class LiveWorld(WholeWorld):
     def __init__(self, scenario: Scenario, needs: Needs, tell: Tell, say: Say, stack: ExitStack) -> None:
         self._link = link_trace(scenario.link)
         self.arrived: list[Request] = []
-        self._weights_refused: Refused | None = None
+        self._weights_refused: Refused | OutOfMemory | None = None
         check_needs(needs)
         machines = described(scenario, needs)
         accesses: Accesses | None = None
@@ -62,7 +62,7 @@ class LiveWorld(WholeWorld):
                 calling = calling_the_cloud(scenario, where, env, accesses, say, stack)
                 switchboard = stack.enter_context(closing(calling))
                 machines = machines[:1]
-        self._parts = {one.name: parts_for(one.scenario, one.need, say, stack) for one in machines}
+        self._parts = {one.name: self._parts_for(one, say, stack) for one in machines}
         self._machines: dict[str, LiveMachine] = {}
         for one in machines:
             machine, refused = made_machine(one, self._parts[one.name], env, switchboard, tell)
@@ -71,13 +71,24 @@ class LiveWorld(WholeWorld):
         self.machine = self._machines[DEVICE]
         # The device last: where it is warmed, the clock is set to 0.
         for name in reversed(self._machines):
-            self._parts[name].warm_up(self._machines[name])
+            try:
+                self._parts[name].warm_up(self._machines[name])
+            except OutOfMemory as error:
+                self._weights_refused = self._weights_refused or error
         if accesses is not None:
             # Only now: traces of links begin when the clock does.
             for one in machines:
                 if one.link is not None:
                     access = self._machines[one.name].access = _access(env, one, one.link, tell)
                     accesses.connect(one.name, access)
+
+    def _parts_for(self, one: Described, say: Say, stack: ExitStack) -> MachineParts:
+        """What a machine is made of; nothing where there is no memory for it."""
+        try:
+            return parts_for(one.scenario, one.need, say, stack)
+        except OutOfMemory as error:
+            self._weights_refused = self._weights_refused or error
+            return NoKvParts()
 
     @property
     def parts(self) -> MachineParts:
@@ -137,7 +148,7 @@ class LiveWorld(WholeWorld):
         raise InputError("backend: torch runs no turns of conversations; take sim")
 
     @property
-    def weights_refused(self) -> Refused | None:
+    def weights_refused(self) -> Refused | OutOfMemory | None:
         return self._weights_refused
 
     def stored(self, sequence: int) -> StoredContext:

@@ -10,12 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from kvferry.backends.live.engine.out_of_memory import told_as_out_of_memory
 from kvferry.disk.direct_storage import Data
 from kvferry.specs.errors import InputError, OutOfMemory
 from kvferry.specs.tier import Tier
 
-# Torch's errors say this where memory cannot be pinned, or the host has none: they have no class of their own.
-_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # Pinned memory through which copies go: stages, and the most bytes of each.
 _STAGES = 4
 _STAGE_BYTES = 2**26
@@ -172,18 +171,6 @@ class _Stage:
             with told_as_out_of_memory(f"the host has no {taken_bytes / 2**20:,.0f} MiB of memory to pin for copies"):
                 self._memory = torch.empty(taken_bytes, dtype=torch.uint8, pin_memory=True)
         return self._memory[:n_bytes]
-
-
-@contextmanager
-def told_as_out_of_memory(what: str) -> Iterator[None]:
-    """A device or a host that has no memory left is an outcome of the run."""
-    try:
-        yield
-    except RuntimeError as error:
-        said = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or any(one in said for one in _NO_MEMORY):
-            raise OutOfMemory(f"{what}: {said.partition('. ')[0].partition(chr(10))[0]}") from None
-        raise
 
 
 class TensorData(Data):

@@ -14,7 +14,6 @@ from kvferry.backends.live.decoding.answers import Answers, Listener
 from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.blocks import StoredBlocks
 from kvferry.backends.live.decoding.cluster_blocks import ClusterBlocks, ClusterFormat
-from kvferry.backends.live.decoding.copies import told_as_out_of_memory
 from kvferry.backends.live.decoding.entry_log import ClusterLog, EntryLog
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
@@ -172,7 +171,6 @@ class Layers(RegisteredOps):
         """Returns what reuse buffers and rolling buffers take."""
         return self.blocks.n_bytes
 
-    @told_as_out_of_memory("no memory is left for the model's layers")
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
         """Carry out one op. Raises InputError for ops that it does not have, KvferryError for one out of turn."""

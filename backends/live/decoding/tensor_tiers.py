@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvferry.backends.live.decoding.copies import Copies, TensorData, told_as_out_of_memory
+from kvferry.backends.live.decoding.copies import Copies, TensorData
 from kvferry.backends.live.decoding.written import Bytes
 from kvferry.machine.ops import Extents
 
@@ -86,19 +86,16 @@ class HostMemory:
         """Returns the bytes held at present."""
         return self._regions.n_bytes
 
-    @told_as_out_of_memory("no memory is left to copy KV")
     def write(self, extents: Extents, data: Bytes | torch.Tensor) -> None:
         there = self._copies.to_host(as_tensor(data))
         for part in self._regions.parts(extents):
             _scatter(self._regions[part.region], part, there, torch.from_numpy)
 
-    @told_as_out_of_memory("no memory is left to copy KV")
     def read(self, extents: Extents) -> TensorData:
         read = torch.empty(extents.n_bytes, dtype=torch.uint8)
         self._into(extents, read)
         return TensorData(read, extents.arrays[1], self._copies)
 
-    @told_as_out_of_memory("no memory is left to copy KV")
     def brought(self, extents: Extents) -> TensorData:
         """Returns the data of the extents, as tensors of the device; they are filled once the present stream comes to
         them."""
@@ -139,7 +136,6 @@ class DeviceMemory:
         """Returns the bytes held at present."""
         return self._regions.n_bytes
 
-    @told_as_out_of_memory("no memory is left to copy KV")
     def write(self, extents: Extents, data: Bytes | torch.Tensor) -> None:
         there = self._copies.to_device(as_tensor(data))
         with self._lock:
@@ -153,7 +149,6 @@ class DeviceMemory:
             if parts:
                 self._written |= dict.fromkeys((part.region for part in parts), self._copies.mark())
 
-    @told_as_out_of_memory("no memory is left to copy KV")
     def read(self, extents: Extents) -> TensorData:
         with self._lock:
             parts = self._regions.parts(extents)

@@ -9,6 +9,7 @@ from threading import Event, Thread
 from typing import Any
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
+from kvferry.backends.live.engine.out_of_memory import lack_of_memory
 from kvferry.backends.live.engine.thread_work import Call, LiveWork, Moving, WorkFailed, fire
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
@@ -154,11 +155,11 @@ class Worker(WorkQueue):
 
 
 def outcome(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
-    """What a call returned, or the exception that it raised."""
+    """What a call returned, or the exception that it raised: OutOfMemory where torch has none left."""
     try:
         return call(*arguments), None
     except BaseException as error:
-        return None, _tellable(error)
+        return None, lack_of_memory(error, "no memory is left") or _tellable(error)
 
 
 def _tellable(error: BaseException) -> BaseException:
