@@ -1,5 +1,6 @@
 """The security page says the bounds that the code has."""
 
+import csv
 import re
 from pathlib import Path
 
@@ -76,3 +77,11 @@ def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
         f"{most} in one message, {waiting} unread"
     )
     assert said["what goes wrong in a cloud, as its device is told"] == f"{messages._MOST_SAID} characters"
+
+
+def test_no_cell_of_a_csv_file_is_a_formula() -> None:
+    """Of those that are written into the documentation. A signed number is one that a spreadsheet may take."""
+    for path in sorted(PAGE.parent.rglob("*.csv")):
+        with path.open(newline="") as file:
+            cells = [cell for row in csv.reader(file) for cell in row if cell.startswith(tuple("=+-@\t\r"))]
+        assert [cell for cell in cells if not re.fullmatch(r"[+-][\d.,]+(e[+-]?\d+)? ?%?", cell)] == [], path

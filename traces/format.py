@@ -34,6 +34,8 @@ FIRST_LINE = "# kvferry-trace 1"
 MAX_BYTES = 64 * 2**20
 MAX_TAGS = 40
 MAX_DURATION_S = 1e7
+# Where a spreadsheet would begin a cell of a tag's line with what it takes for a formula.
+_FORMULA = re.compile(r"([,;]\s*)(?=[=+@-])")
 _TAG = re.compile(r"# ([a-z][a-z0-9_]{0,39}): (\S.{0,499})")
 
 
@@ -47,14 +49,16 @@ class StoredTrace:
 
 
 def write_trace(path: Path, stored: StoredTrace) -> None:
-    """Write the file, whole or not at all. Reading it back gives the same trace to the last bit."""
+    """Write the file, whole or not at all. Reading it back gives the same trace to the last bit. In tags nothing is a
+    spreadsheet's formula: an apostrophe stands before it."""
     trace = stored.trace
     tags: dict[str, str] = {"kind": stored.kind, "on_end": trace.on_end}
     if trace.loop_from_s:
         tags["loop_from_s"] = repr(trace.loop_from_s)
     lines = [FIRST_LINE]
     for key, value in {**tags, **stored.tags}.items():
-        line = f"# {key}: {' '.join(str(value).split())[:500]}"
+        said = _FORMULA.sub(r"\1'", " ".join(str(value).split()))
+        line = f"# {key}: {said[:500]}"
         if not _TAG.fullmatch(line):
             raise ValueError(f"{key!r}: {value!r} cannot be a tag")
         lines.append(line)

@@ -1,6 +1,7 @@
 """Traces on disk: what is written is read back to the last bit, and what is wrong is named by its line."""
 
 import errno
+import re
 
 import numpy as np
 import pytest
@@ -132,3 +133,12 @@ def test_a_tag_that_could_not_be_read_back_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="tag"):
         write_trace(tmp_path / "t.csv", StoredTrace("bandwidth", RateTrace.constant(1), {"Bad Key": "x"}))
     assert not list(tmp_path.iterdir())
+
+
+def test_no_tag_is_a_formula_of_a_spreadsheet(tmp_path):
+    """A log's file name stands there, and a spreadsheet cuts lines at commas, or at semicolons."""
+    said = "a,=1+1; @SUM(A1),-2;+3 - 4, b.txt"
+    write_trace(path := tmp_path / "t.csv", StoredTrace("bandwidth", RateTrace.constant(1), {"source": said}))
+    cells = [cell.strip() for line in path.read_text().splitlines() for cell in re.split("[,;]", line)]
+    assert [cell for cell in cells if cell.startswith(tuple("=+@-"))] == []
+    assert read_trace(path).tags["source"] == "a,'=1+1; '@SUM(A1),'-2;'+3 - 4, b.txt"
