@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 import extreme_assist
+import extreme_session
 from ends import between, count, seconds
 
 from kvferry.pipelines.checks import system_of
@@ -50,6 +51,12 @@ def scenario(chance: Random, systems: dict[str, list[str]], traces: list[str]) -
             "budget": _budget(chance) if chance.random() < 0.3 else None,
         }
         policies = _decode_policies(chance)
+    elif kind == "session":
+        found |= {
+            "workload": extreme_session.workload(chance, model["layers"], model["kv_heads"]),
+            "budget": extreme_session.budget(chance) if chance.random() < 0.5 else None,
+        }
+        policies = extreme_session.policies(chance)
     else:
         found |= {"workload": _reuse(chance, kind, model), "coupling": chance.choice(["per_head", "all_heads"])}
         policies = _reuse_policies(chance, found["system"])
