@@ -96,10 +96,12 @@ class Device:
                 answer.said_all(said["stands"] * [env.now], said["said"])
         if said is not None:
             cloud.send({"drafted": 0}, 0.0)
-        elif len(answer) < story.output:
+        else:
+            # It may wait for drafts that never come, also where the answer is whole.
             cloud.leave()
             answer.following.end()
-            yield from self._decoded(machine, story, story.prompt, answer)
+            if len(answer) < story.output:
+                yield from self._decoded(machine, story, story.prompt, answer)
         yield from self._ended(machine, story, answer, lease)
 
     def helped(self, machine: Machine, story: Story) -> Process:

@@ -115,12 +115,30 @@ def test_another_of_the_same_name_is_refused_as_long_as_the_first_is_there(cloud
     assert cloud.answers("twin")
 
 
-@pytest.mark.parametrize("where", ["within", pytest.param("beside", marks=pytest.mark.long)])
-def test_drafts_whose_cloud_answers_later_than_the_patience_end_with_the_answer(where: str) -> None:
-    small = ("workload.prompt=96", "workload.beginning=6", "workload.question=7", "workload.output=6")
+def test_one_whose_network_has_changed_is_known_by_its_secret(cloud: ServedCloud) -> None:
+    """Its last connection is still open here, and nothing comes of it any more."""
+    first, another = {"kvferry-caller": "0123"}, {"kvferry-caller": "0124"}
+    with cloud.device("roams", **first) as lost:
+        lost.say(REQUEST | {"answer": 3000, "tokens": 3000})
+        lost.hear()
+        with cloud.device("roams", **another) as stranger, cloud.device("roams") as nobody:
+            assert (stranger.response.status, nobody.response.status) == (409, 409)
+        assert cloud.answers("roams", **first)
+        with pytest.raises(OSError):
+            list(lost.until("end"))
+        # There is one slot.
+        assert cloud.answers("phone")
+    assert "fault of its own" not in "".join(cloud.said)
+
+
+@pytest.mark.parametrize(
+    ("where", "output"), [("within", 6), ("within", 1), pytest.param("beside", 6, marks=pytest.mark.long)]
+)
+def test_drafts_whose_cloud_answers_later_than_the_patience_end_with_the_answer(where: str, output: int) -> None:
+    small = ("workload.prompt=96", "workload.beginning=6", "workload.question=7", f"workload.output={output}")
     patience = "system_policies.speculative-edge.assist={name: optimised, patience: 1 s}"
     late = ("system=speculative-edge", f"live.cloud={where}", "link.rtt=6 s", patience)
     run = run_scenario(load_scenario("pd_device/live", [*small, *late]))
     assert run.outcome == "done"
-    assert [len(one.token_times_s) for one in run.requests] == [6]
+    assert [len(one.token_times_s) for one in run.requests] == [output]
     assert "nothing has come from cloud for 1 s" in run.notes[0]

@@ -3,9 +3,10 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPResponse
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -39,12 +40,12 @@ class ServedCloud:
     def __init__(self, url: str, said: list[str]) -> None:
         self.url, self.said = url, said
 
-    def device(self, name: str) -> "Stranger":
-        return Stranger(self.url, name)
+    def device(self, name: str, **headers: str) -> "Stranger":
+        return Stranger(self.url, name, headers)
 
-    def answers(self, name: str) -> bool:
+    def answers(self, name: str, **headers: str) -> bool:
         """Whether a device that asks properly gets its whole answer."""
-        with self.device(name) as device:
+        with self.device(name, **headers) as device:
             device.say(REQUEST)
             kinds = [kind for kind, _ in device.until("end")]
             return kinds == ["message", "part", "part", "end"]
@@ -53,10 +54,10 @@ class ServedCloud:
 class Stranger:
     """One channel, spoken by hand. Raises OSError where the cloud ends it."""
 
-    def __init__(self, url: str, name: str, patience_s: float = 30.0) -> None:
+    def __init__(self, url: str, name: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self._address, self._numbers = url.removeprefix("http://"), 0
-        self._stream = HTTPConnection(self._address, timeout=patience_s)
-        self._stream.request("GET", f"/channels/cloud/{name}")
+        self._stream = HTTPConnection(self._address, timeout=30.0)
+        self._stream.request("GET", f"/channels/cloud/{name}", headers=headers)
         # The connection forgets it when the answer is to be the last.
         self.socket: socket.socket = self._stream.sock
         self.response: HTTPResponse = self._stream.getresponse()

@@ -1,6 +1,7 @@
 """The device's side: what it says goes up in requests, what the cloud says comes down as one event stream."""
 
 import json
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from urllib.parse import quote, urlsplit
 from kvferry.backends.live.engine.channel import Carry
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.wire.channel import Heard, WiredChannel
-from kvferry.backends.live.wire.event import GOODBYE, OPEN, NoEvent, events, read
+from kvferry.backends.live.wire.event import CALLER, GOODBYE, OPEN, NoEvent, events, read
 from kvferry.cloud.patience import one_line
 from kvferry.machine.channel import (
     ChannelBroken,
@@ -46,8 +47,8 @@ class CloudAddress:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise InputError("a token has letters, digits and signs only")
         self.headers = {"authorization": f"Bearer {token}"} if token else {}
-        # Whether a device has been let in.
-        self.entered = False
+        # Whether a device has been let in, and by what the cloud knows that it comes again.
+        self.entered, self.caller = False, secrets.token_hex(16)
 
     def path(self, *names: str) -> str:
         return "/".join((self._path, *(quote(name, safe="") for name in names)))
@@ -82,6 +83,7 @@ class CallingWire:
         try:
             with self._within(connection, ANSWER_S):
                 headers = self._cloud.headers | {"accept": "text/event-stream", "accept-encoding": "identity"}
+                headers[CALLER] = self._cloud.caller
                 connection.request("GET", path, headers=headers)
                 # The connection forgets it when the answer is to be the last.
                 wire = connection.sock

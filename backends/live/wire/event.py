@@ -14,6 +14,8 @@ MESSAGE, PART, END, GOODBYE = "message", "part", "end", "goodbye"
 KINDS = frozenset((MESSAGE, PART, END, GOODBYE))
 # The first event of a stream: with what the device says to this channel from now on.
 OPEN = "open"
+# The header by which a device that comes again is known.
+CALLER = "kvferry-caller"
 # A prompt of a million tokens takes some 4 MiB.
 MOST_EVENT_BYTES = 2**24
 # What a list, a number in it or a key takes in memory besides its text; each has a bracket or a comma of its own, an

@@ -1,7 +1,8 @@
 """The cloud's side: devices open channels over HTTP.
 
     GET  /channels/MACHINE/DEVICE    opens the channel of this device with this machine, and answers with an event
-                                     stream: `open` with the channel's key, then all that the machine says
+                                     stream: `open` with the channel's key, then all that the machine says; the header
+                                     `kvferry-caller` is a secret of the device's process
     POST /said/KEY/KIND?n=N          what the device says, number N of it (1, 2, ...): a `message`, a `part` of a
                                      stream, its `end`, or `goodbye`
 
@@ -25,6 +26,7 @@ from starlette.routing import Route
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.wire.channel import MOST_WAITING_BYTES, WiredChannel
 from kvferry.backends.live.wire.event import (
+    CALLER,
     MOST_EVENT_BYTES,
     OPEN,
     SIGN_OF_LIFE,
@@ -62,7 +64,7 @@ class Reception:
     the machines that devices may come to; None: any. `most_message_bytes`: what one message of a device may have.
 
     A device has one channel at a time. One that comes again when its last one has broken gets another, whose role
-    begins when the last one's has ended.
+    begins when the last one's has ended; one whose process was there before, by its secret, ends its last one.
 
     Serves from `begin` until `close`. Raises InputError where it cannot listen, or where others could reach it
     and there is no token.
@@ -190,6 +192,8 @@ class Reception:
             return PlainTextResponse("a name has letters, digits, . _ and -, and at most 100 of them", 400)
         if self._known is not None and names[0] not in self._known:
             return PlainTextResponse(f"there is no machine {names[0]} here", 404)
+        caller = request.headers.get(CALLER, "")
+        self._comes_again(names, caller)
         await self._last_one_broken(names)
         with self._lock:
             wire = self._wires.get(names)
@@ -203,12 +207,19 @@ class Reception:
                 (self._next if again else self._wires)[names] = wire
             if wire.taken:
                 return PlainTextResponse("a device of this name is here already", 409)
-            wire.taken = True
+            wire.taken, wire.caller = True, caller
         if self._arrived is not None and not again:
             with self._env.lock:
                 self._env.expect()
                 self._env.post(lambda names: self._arrived(*names), names)  # type: ignore[misc]
         return _EventStream(wire, lambda: self._ended(names, wire))
+
+    def _comes_again(self, names: tuple[str, str], caller: str) -> None:
+        """A device that has lost its connection comes before the end of that is known here, which takes minutes where
+        a network has changed."""
+        for wire in (self._wires.get(names), self._next.get(names)):
+            if caller and wire is not None and secrets.compare_digest(wire.caller.encode(), caller.encode()):
+                wire.fail(ChannelCut(f"{wire.peer} came again"))
 
     async def _last_one_broken(self, names: tuple[str, str]) -> None:
         """Returns when no device of this name is here, as far as is known, or not for long."""

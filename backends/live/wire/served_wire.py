@@ -18,8 +18,8 @@ class ServedWire:
         self._loop, self.peer, self._most_waiting_bytes = loop, peer, most_waiting_bytes
         self.key = secrets.token_hex(16)
         self.news = asyncio.Event()
-        # Whether a device is there, or was.
-        self.taken = False
+        # Whether a device is there, or was, and the secret of the process that it is in.
+        self.taken, self.caller = False, ""
         # Whether the role is done with it, and only its goodbye has to get there.
         self.left = False
         self._lock = threading.Lock()

@@ -250,6 +250,20 @@ def test_a_device_that_goes_is_noticed(make: Callable[..., Pair]) -> None:
         pair.env.run(until=there.send("token", 1))
 
 
+def test_a_device_that_comes_again_ends_its_last_channel(make: Callable[..., Pair]) -> None:
+    """Whatever is known of that one's end: it is another connection of the same process."""
+    pair = make()
+    board = pair.device()
+    board.open("phone", "cloud").send("prompt", 1)
+    there = pair.cloud.open("cloud", "phone")
+    assert pair.env.run(until=there.receive()) == "prompt"
+    pair.boards.insert(0, CallingSwitchboard(pair.env, board._cloud))
+    pair.boards[0].open("phone", "cloud").send("again", 1)
+    with pytest.raises(ChannelCut, match="phone came again"):
+        pair.env.run(until=there.receive())
+    assert pair.env.run(until=pair.cloud.open("cloud", "phone").receive()) == "again"
+
+
 # --- clouds that are none, or no longer -------------------------------------------------------------------------------
 
 
