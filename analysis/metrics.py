@@ -205,7 +205,9 @@ def _machine_metrics(run: Run, main_processor: str) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     if run.memory_peak_bytes:
         found["memory_peak_bytes"] = run.memory_peak_bytes
-        found["kv_memory_peak_bytes"] = run.kv_memory_peak_bytes
+        # A run that ended before its KV was there does not say how much that takes.
+        if run.kv_memory_peak_bytes or run.outcome == "done":
+            found["kv_memory_peak_bytes"] = run.kv_memory_peak_bytes
     ends_s = [end_s for end_s in map(finish_s, run.requests) if end_s is not None]
     if not ends_s:
         return found

@@ -99,10 +99,20 @@ def hold_workspace(machine: Machine, scenario: Scenario, roles: Roles) -> None:
         raise OutOfMemory(f"{refused}; {held(scenario, roles).largest(0)}")
 
 
+def over_bytes(scenario: Scenario, plan: DecodePlan) -> float:
+    """Returns the bytes that the budget lacks for the KV of a plan's whole output. On unified memory what lies on the
+    host takes of the same memory."""
+    ledger, tokens = plan.memory.ledger, plan.most_tokens
+    host_bytes = ledger.n_bytes(tokens, "host") if scenario.device.memory.unified else 0.0
+    if not host_bytes:
+        return plan.memory.over_bytes
+    return max(0.0, ledger.n_bytes(tokens) + host_bytes - plan.sequences * plan.managed.budget_bytes)
+
+
 def fits(scenario: Scenario, plan: DecodePlan) -> bool:
     """Returns whether the budget, and the memory of device and host, hold the KV of a plan's whole output, with what
     manages it."""
-    if plan.memory.over_bytes:
+    if over_bytes(scenario, plan):
         return False
     memory = scenario.device.memory
     device_bytes, host_bytes = (plan.memory.ledger.n_bytes(plan.most_tokens, tier) for tier in ("device", "host"))

@@ -19,6 +19,7 @@ from kvferry.pipelines.decoding.budget import (
     hold_workspace,
     left_bytes,
     most_kv,
+    over_bytes,
     sequence_bytes,
 )
 from kvferry.pipelines.decoding.decode import LockStepDecode
@@ -363,13 +364,15 @@ def _check_memory(machine: Machine, scenario: Scenario, plan: DecodePlan) -> Non
         if lacking_bytes > 0:
             lacks = f"{what} lacks {shown_size(lacking_bytes, up=True)} for {batch}"
             raise OutOfMemory(f"{lacks}: {largest(counted)}{_would_do(scenario, plan.roles, plan.sequences)}")
-    if plan.memory.over_bytes:
-        lacks = f"the budget lacks {shown_size(plan.memory.over_bytes, up=True)} for {batch}"
+    over = over_bytes(scenario, plan)
+    if over:
+        counted = ledger.at(tokens)
+        if scenario.device.memory.unified:
+            counted |= {f"{name} (host, the same memory)": n for name, n in ledger.at(tokens, "host").items()}
         would = _would_do(scenario, plan.roles, plan.sequences)
         if scenario.decode.budget.limits_kv:
-            each_bytes = plan.managed.budget_bytes + plan.memory.over_bytes / plan.sequences
-            would = f"; {larger_budget(scenario, plan, each_bytes)}"
-        raise OutOfMemory(f"{lacks}: {ledger.largest(tokens)}{would}")
+            would = f"; {larger_budget(scenario, plan, plan.managed.budget_bytes + over / plan.sequences)}"
+        raise OutOfMemory(f"the budget lacks {shown_size(over, up=True)} for {batch}: {largest(counted)}{would}")
 
 
 def _would_do(scenario: Scenario, roles: Roles, batch: int) -> str:

@@ -83,17 +83,18 @@ def test_reused_blocks_do_not_move_by_hand() -> None:
     assert delays.block(plan, 0.25).io_s == pytest.approx(30 * (50e-6 + 512 / 100e6), rel=1e-12)
 
 
-@pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize(
-    ("system", "policies", "budget"),
+    ("system", "policies", "budget", "unified"),
     [
-        ("flexgen", {}, None),
-        ("flexgen", {"placement": "host"}, None),
-        ("shadowkv", {"placement": "host"}, None),
-        ("kvswap", {"placement": "host", **SELECTING}, None),
-        ("kvswap", {"placement": "device", **SELECTING}, {"kv": "9 MB"}),
-        ("kvswap", {"placement": "progressive", **SELECTING}, {"kv": "900 kB"}),
-        ("flexgen", {"placement": "progressive", "overflow": "storage"}, {"kv": "1067008 B"}),
+        *itertools.product(["flexgen"], [{}], [None], [True, False]),
+        # On unified memory the budget is that of the host, too.
+        *itertools.product(["flexgen", "shadowkv"], [{"placement": "host"}], [{"kv": "9 MB"}], [True, False]),
+        *itertools.product(["kvswap"], [{"placement": "host", **SELECTING}], [{"kv": "9 MB"}], [True, False]),
+        *itertools.product(["kvswap"], [{"placement": "device", **SELECTING}], [{"kv": "9 MB"}], [True, False]),
+        ("kvswap", {"placement": "progressive", **SELECTING}, {"kv": "900 kB"}, False),
+        *itertools.product(
+            ["flexgen"], [{"placement": "progressive", "overflow": "storage"}], [{"kv": "1067008 B"}], [True, False]
+        ),
     ],
 )
 def test_a_planned_run_is_the_simulated_one(

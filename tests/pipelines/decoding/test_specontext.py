@@ -199,3 +199,21 @@ def test_kv_up_to_the_last_byte_finds_room() -> None:
     """With 6,945 tokens KV takes all that weights, intermediate values and the head leave; parts are rounded."""
     found = load_scenario("specontext/throughput", ["model=qwen3-8b", "workload.batch=max", "workload.decoded=8"])
     assert run_scenario(found).outcome == "done"
+
+
+def test_on_unified_memory_the_host_takes_of_the_same_budget() -> None:
+    # All KV lies on the host, which is the processor's own memory: index and slots need room beside it.
+    workload, kv_bytes = TINY["workload"], load_scenario({**TINY, "device": DEVICE}).model.kv_full_bytes
+    whole = workload["batch"] * kv_bytes(workload["context"] + workload["output"])
+    one = DEVICE | {"memory": DEVICE["memory"] | {"unified": True}}
+    policies = {"placement": "host", "residency": "none"}
+    apart, _ = run(policies=policies, budget={"kv": f"{whole} B"})
+    assert apart.outcome == "done"
+    together, figures = run(device=one, policies=policies, budget={"kv": f"{whole} B"})
+    assert together.outcome == "out_of_memory" and "kv (host, the same memory)" in together.why
+    assert "kv_memory_peak_bytes" not in figures
+    would = re.search(r"budget\.kv of ([\d,]+) KiB", together.why)
+    assert would is not None
+    most = int(would[1].replace(",", "")) * 2**10
+    enough, figures = run(device=one, policies=policies, budget={"kv": f"{most} B"})
+    assert enough.outcome == "done" and whole < figures["kv_memory_peak_bytes"] <= most
