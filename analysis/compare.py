@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvferry.analysis import style
+from kvferry.analysis.decoding import paces_of
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.gantt import draw_lanes, draw_rate, legend, view_of, window_of
 from kvferry.analysis.quality import MARK, lower_quality
-from kvferry.analysis.steps import between, tokens_drawn
+from kvferry.analysis.steps import between, carried_out_s, tokens_drawn
 from kvferry.analysis.style import BLACK, DARK, GREY, INK, ORANGE, SERIES, VERMILION
 from kvferry.analysis.tables import full_rate, is_energy_part
 from kvferry.analysis.timeline import resources_of
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Height of the lane of a system that has nothing to draw.
 _EMPTY_IN = 0.06
+# Paces that differ by less are called one.
+_SAME_PACE = 0.02
 _HATCHES = (None, "////", "xxxx", "....", "\\\\\\\\", "||||", "----")
 
 
@@ -74,19 +77,26 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
 
 
 def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str, empty: Mapping[str, str]) -> Figure:
-    """Each system's paths from a request's first token to the one that all of them have drawn, the fastest first; below
-    them the `empty` ones by name and outcome."""
-    views, per_token_s = dict[str, Run](), dict[str, float]()
+    """Each system's paths over as many tokens, from a request's first token on, the one that is fastest over the whole
+    output first; below them the `empty` ones by name and outcome. Where these tokens are another part of the output
+    than those of other systems, or were decoded at another pace than the whole, the title says so."""
+    views, per_token_s, paces = dict[str, Run](), dict[str, float](), dict[str, str]()
+    first = {name: run.decoded is None or run.decoded.from_the_first for name, run in runs.items()}
     for name, run in runs.items():
-        times_s = max((r.token_times_s for r in run.requests), key=len)
+        times_s = carried_out_s(run)
         views[name] = between(run, times_s[0], times_s[tokens - 1])
-        per_token_s[name] = (times_s[tokens - 1] - times_s[0]) / (tokens - 1)
+        drawn_s = (times_s[tokens - 1] - times_s[0]) / (tokens - 1)
+        whole = None if run.decoded is None else paces_of(run.decoded, run.requests, interrupted=run.interrupted)
+        per_token_s[name] = drawn_s if whole is None else whole.tpot_s
+        paces[name] = f"{human.seconds(per_token_s[name])} per token"
+        if len(set(first.values())) > 1 or abs(drawn_s / per_token_s[name] - 1) > _SAME_PACE:
+            paces[name] += f"; {'its first ones' if first[name] else 'these'}: {human.seconds(drawn_s)}"
     order = sorted(views, key=per_token_s.__getitem__)
     end_s = _axis_end_s([views[name].duration_s for name in order])
     heights = [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order] + [_EMPTY_IN] * len(empty)
     figure = style.new_figure(10, 1.3 + sum(heights) + 0.12 * len(heights))
     output = max(run.decoded.output for run in runs.values() if run.decoded is not None)
-    which = f"first {tokens:,} of {output:,}" if tokens < output else f"{tokens:,}"
+    which = f"{'first ' * all(first.values())}{tokens:,} of {output:,}" if tokens < output else f"{tokens:,}"
     figure.suptitle(
         f"{title}{', ' if title else ''}{which} tokens of each",
         x=0.01,
@@ -98,7 +108,7 @@ def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str, empty: Mappi
     _draw_empty(axes[len(order) :], empty)
     for axis, name in zip(axes, order, strict=False):
         draw_lanes(axis, views[name].spans, resources_of(views[name].spans), 0.0, end_s)
-        axis.set_title(f"{name}: {human.seconds(per_token_s[name])} per token", pad=2)
+        axis.set_title(f"{name}: {paces[name]}", pad=2)
         took_s = views[name].duration_s
         if took_s > end_s:
             axis.set_title(f"goes on to {human.seconds(took_s)} \N{RIGHTWARDS ARROW}", loc="right", size=9, pad=2)

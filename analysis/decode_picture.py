@@ -10,7 +10,7 @@ import numpy as np
 from kvferry.analysis import style
 from kvferry.analysis.decode_time import WAITING, draw_depth, draw_reuse, draw_waits, storage_depth, waits_s
 from kvferry.analysis.occupancy import shares, union
-from kvferry.analysis.steps import Steps, steps_of, with_tokens
+from kvferry.analysis.steps import Steps, carried_out_s, steps_of, with_tokens
 from kvferry.analysis.style import BLACK, BLUE, DARK, FAINT, GREEN, GREY, INK, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from kvferry.machine.ops import OPS
 from kvferry.machine.span import Span
@@ -76,7 +76,7 @@ def decode_picture(run: Run, *, title: str = "") -> Figure:
     decoded = run.decoded
     if steps is None or decoded is None:
         raise ValueError("nothing to draw: no decode step with the spans of all its layers")
-    edges_s = np.array(decoded.token_times_s[: len(steps.starts_s) + 1])
+    edges_s = np.array(carried_out_s(run)[: len(steps.starts_s) + 1])
     moving = [name for name in MOVERS if any(span.resource == name for span in run.spans)]
     shown = _shown(run.spans, steps, edges_s)
     stored = "storage" in moving

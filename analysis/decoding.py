@@ -76,7 +76,7 @@ def decoding_metrics(
         "tpot_s": paces.tpot_s,
         "block_s": paces.tpot_s / decoded.layers,
         "batch": float(decoded.batch),
-        "tokens_decoded": float(len(decoded.token_times_s) if decoded.carried_out is None else decoded.carried_out),
+        "tokens_decoded": float(len(decoded.token_times_s if decoded.carried_out_s is None else decoded.carried_out_s)),
         "read_bytes": sums["read_bytes"],
         "write_bytes": sums["write_bytes"],
         "storage_utilisation": sums["storing_s"] / sums["duration_s"],

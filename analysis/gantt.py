@@ -15,7 +15,7 @@ import numpy as np
 from kvferry.analysis import style
 from kvferry.analysis.metrics import finish_s, token_times_s
 from kvferry.analysis.occupancy import busy_share, delivered, shares, union
-from kvferry.analysis.steps import between, prefill_end_s, tokens_drawn, with_tokens
+from kvferry.analysis.steps import between, carried_out_s, prefill_end_s, tokens_drawn, with_tokens
 from kvferry.analysis.style import BLACK, BLUE, FAINT, GREY, INK, KINDS, ORANGE, kind_of
 from kvferry.analysis.timeline import resources_of
 from kvferry.analysis.warmth_picture import draw_warmth
@@ -91,7 +91,7 @@ def gantt(run: Run, *, title: str = "", request: int | None = None) -> Figure:
 def _decode_gantt(run: Run, title: str, prefilled_s: float) -> Figure:
     """Lanes of prefill on the left, of decoding on the right: the one may take a hundred times as long as the other."""
     start_s, _ = window_of(run)
-    end_s = max(times[-1] for times in map(token_times_s, run.requests) if times)
+    end_s = max(times[-1] for times in (carried_out_s(run), *map(token_times_s, run.requests)) if times)
     parts = [between(run, start_s, prefilled_s), between(run, prefilled_s, end_s)]
     resources = resources_of(run.spans)
     several = len({r.token_times_s for r in run.requests}) > 1

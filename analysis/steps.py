@@ -54,7 +54,7 @@ def steps_of(run: Run) -> Steps | None:
     last = sorted((span for span in run.spans if span.label in LAST_OPS), key=lambda span: span.end_s)
     if not last:
         return None
-    times_s = decoded.token_times_s
+    times_s = carried_out_s(run)
     ends: list[tuple[float, ...]] = []
     for start_s, end_s in itertools.pairwise(times_s):
         inside = _ends_within([span.end_s for span in last], start_s, end_s)
@@ -68,18 +68,26 @@ def _ends_within(ends_s: Sequence[float], start_s: float, end_s: float) -> tuple
     return tuple(ends_s[bisect_right(ends_s, start_s + 1e-12) : bisect_right(ends_s, end_s + 1e-12)])
 
 
+def carried_out_s(run: Run) -> tuple[float, ...]:
+    """Returns when each token of a sequence whose decoding was carried out was there, on the clock of the spans; of the
+    one with the most where requests come and go."""
+    if run.decoded is None:
+        return ()
+    times_s = run.decoded.token_times_s if run.decoded.carried_out_s is None else run.decoded.carried_out_s
+    return times_s or max((r.token_times_s for r in run.requests), key=len, default=())
+
+
 def tokens_drawn(run: Run) -> int:
     """Tokens of a sequence whose decoding was carried out and has times; 0 where none decodes."""
-    if run.decoded is None:
-        return 0
-    return len(run.decoded.token_times_s) or max((len(r.token_times_s) for r in run.requests), default=0)
+    return len(carried_out_s(run))
 
 
 def with_tokens(title: str, run: Run) -> str:
     """The title, and how many of how many tokens of the output are drawn where they are fewer."""
     if run.decoded is None or not 0 < tokens_drawn(run) < run.decoded.output:
         return title
-    return f"{title}{', ' if title else ''}first {tokens_drawn(run):,} of {run.decoded.output:,} tokens"
+    which = "first " if run.decoded.from_the_first else ""
+    return f"{title}{', ' if title else ''}{which}{tokens_drawn(run):,} of {run.decoded.output:,} tokens"
 
 
 def prefill_end_s(run: Run) -> float | None:

@@ -85,8 +85,10 @@ class Decoded:
     output: int
     token_times_s: tuple[float, ...]
     steps: tuple[tuple[int, float], ...] = ()
-    # Tokens of a sequence that were really decoded, also the ones that only warmed buffers up; None: those with times.
-    carried_out: int | None = None
+    # When each token that was carried out was there, also those that only warmed buffers up; None: ``token_times_s``.
+    carried_out_s: tuple[float, ...] | None = None
+    # Whether these are the first tokens of the output; else some are from further on.
+    from_the_first: bool = True
     # Seconds in which layers moved to another tier by themselves, beside those between tokens' times.
     moves_s: float = 0.0
     half: Totals | None = None

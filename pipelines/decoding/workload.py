@@ -191,7 +191,7 @@ class LockStepFlow:
         lease.release()
 
     def left(self, world: World, end: Totals) -> Left:
-        plan, times_s = self._plan, self._times_s
+        plan, times_s, output = self._plan, self._times_s, self._scenario.decode.workload.output
         half, half_step, end = self._half, half_of(self._steps), self._end or end
         half_counts, end_counts = self._half_counts, self._counts()
         if (spread := self._spread) is not None and spread.prefill is not None and spread.end is not None:
@@ -202,9 +202,10 @@ class LockStepFlow:
         decoded = Decoded(
             batch=plan.sequences,
             layers=self._scenario.model.layers,
-            output=self._scenario.decode.workload.output,
+            output=output,
             token_times_s=times_s,
-            carried_out=len(self._times_s),
+            carried_out_s=self._times_s,
+            from_the_first=not (self._steps < output and world.shortcuts.may_skip),
             moves_s=0.0 if spread is None else spread.moves.totals.now_s,
             half=half,
             half_step=half_step,

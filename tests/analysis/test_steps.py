@@ -244,6 +244,43 @@ def test_systems_are_drawn_over_as_many_tokens() -> None:
     assert figure.axes[1].get_title(loc="right") == "out of memory"
 
 
+def test_another_part_of_the_output_is_named_by_hand() -> None:
+    """One system decodes the first tokens, of 8 ms; the other later ones, each of which counts twice as long."""
+    early, late = decoded(steps=4), decoded(steps=4)
+    record = RequestRecord(request=0, arrival_s=0.0, first_token_s=1.0)
+    assert early.decoded is not None and late.decoded is not None
+    times_s = early.decoded.token_times_s
+    mean_s = tuple(1.0 + 16e-3 * n for n in range(3))
+    further = replace(late.decoded, output=90, token_times_s=mean_s, carried_out_s=times_s, from_the_first=False)
+    runs = {
+        "late": replace(late, requests=(replace(record, token_times_s=mean_s),), decoded=further),
+        "early": replace(early, requests=(replace(record, token_times_s=times_s),)),
+    }
+    with mpl.rc_context(style.RC):
+        figure = compare_gantt(runs, title="both")
+    assert figure.get_suptitle() == "both, 5 of 90 tokens of each"
+    assert [axis.get_title(loc="left") for axis in figure.axes] == [
+        "early: 8.00 ms per token; its first ones: 8.00 ms", "late: 16.0 ms per token; these: 8.00 ms"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["spread", "middle"])
+def test_steps_of_any_part_of_an_output_are_found(part: str) -> None:
+    workload = {**DECODING["workload"], "output": 200, "decoded": 18, "part": part}
+    policies = {"selected_tokens": 64, "residency": "none", "placement": "storage"}
+    run = run_scenario(
+        load_scenario({**DECODING, "system": "specontext", "workload": workload, "policies": policies, "budget": {}})
+    )
+    steps = steps_of(run)
+    assert run.outcome == "done" and steps is not None and run.decoded is not None
+    # All that was carried out, also what only warmed buffers up.
+    assert len(steps.starts_s) == 17
+    assert len(run.decoded.token_times_s) == (18 if part == "middle" else 10)
+    last = [steps.of(span) for span in run.spans if span.label == "FeedForward"]
+    assert last == [(step, layer) for step in range(len(steps.starts_s)) for layer in range(run.decoded.layers)]
+    assert with_tokens("", run) == "18 of 200 tokens"
+
+
 def test_a_real_pipeline_has_steps() -> None:
     run = run_scenario(load_scenario(DECODING))
     steps = steps_of(run)
