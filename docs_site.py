@@ -10,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.figures import FIGURES, label_of
 from kvferry.scenarios.schema_page import schema_page
 from kvferry.traces.generate import BandwidthModel
 from kvferry.traces.resolve import bundled, bundled_model
@@ -38,7 +38,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def figures_page() -> str:
     """Markdown: every figure with its key and its meaning."""
     sides = {"low": ". Lower is better", "high": ". Higher is better", None: ""}
-    rows = [f"| {one.label} | `{key}` | {one.about}{sides[one.better]} |" for key, one in FIGURES.items()]
+    rows = [
+        f"| {label} | `{key}` | {one.about}{sides[one.better]} |"
+        for key, one in FIGURES.items()
+        for label in dict.fromkeys([one.label, label_of(key, of_devices=True)])
+    ]
     head = "# Every figure\n\nMade from what `kvferry run --help` prints; [how to read them](metrics.md).\n"
     return "\n".join([head, "| label | key | meaning |", "|---|---|---|", *rows, ""])
 
