@@ -152,7 +152,7 @@ def compare_bars(
         outcome = (outcomes or {}).get(name, "done")
         if outcome != "done" and ranked_by not in metrics[name]:
             left.texts[-1].set(text=outcome.replace("_", " "), color=VERMILION)
-    _draw_energy(right, order, metrics)
+    _draw_energy(right, order, metrics, outcomes or {})
     lesser = lower_quality(metrics)
     names = [f"{name} {MARK} ({lesser[name]})" if name in lesser else name for name in order]
     left.set_yticks(range(len(order)), names)
@@ -259,7 +259,9 @@ def _draw_rate(axis: Any, row: int, rate: float | None, best: float | None, ends
     )
 
 
-def _draw_energy(axis: Any, order: list[str], metrics: Mapping[str, Mapping[str, float]]) -> None:
+def _draw_energy(
+    axis: Any, order: list[str], metrics: Mapping[str, Mapping[str, float]], outcomes: Mapping[str, str]
+) -> None:
     # Where a part is not known, the others would look like a low sum.
     metrics = {name: metrics[name] if "energy_j" in metrics[name] else {} for name in order}
     parts = sorted({key for name in order for key in metrics[name] if is_energy_part(key) and metrics[name][key]})
@@ -274,8 +276,10 @@ def _draw_energy(axis: Any, order: list[str], metrics: Mapping[str, Mapping[str,
         left += width
     for row, name in enumerate(order):
         total_j = metrics[name].get("energy_j")
+        # Where nothing ran, nothing took energy.
+        lacking = "not counted" if outcomes.get(name, "done") == "done" else ""
         axis.annotate(
-            "not counted" if total_j is None else human.energy(total_j), (total_j or 0.0, row), xytext=(4, 0),
+            lacking if total_j is None else human.energy(total_j), (total_j or 0.0, row), xytext=(4, 0),
             textcoords="offset points", va="center", size=8.5, color=GREY if total_j is None else INK,
         )  # fmt: skip
     if parts:

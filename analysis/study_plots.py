@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.axis_values import columns_under, written_values
 from kvferry.analysis.bar_plots import bar, stack
-from kvferry.analysis.figures import FIGURES, label_of, less_is_better
+from kvferry.analysis.figures import FIGURES, RATES, label_of, less_is_better
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
@@ -17,6 +17,7 @@ from kvferry.analysis.quality import MARK, SPARSE
 from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
+from kvferry.analysis.tables import full_rate
 from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -76,7 +77,7 @@ def draw_plots(
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
             behind = _behind(plot, frame, rows, facet, axes, chance)
             drawn.behind[name] = f"{behind}; {mark}" if mark and "system" in plot.columns.values() else behind
-            arguments = _arguments(plot, rows.columns) | {"facet": facet, "note": drawn.behind[name]}
+            arguments = _arguments(plot, rows) | {"facet": facet, "note": drawn.behind[name]}
             arguments["title"] = (plot.title or about[0]) + about[1]
             if plot.kind == "pareto":
                 arguments["same"] = _settings(axes, rows.columns)
@@ -218,16 +219,23 @@ def _name(plot: PlotSpec, taken: Collection[str]) -> str:
     return name if name not in taken else f"{name}-{len(taken) + 1}"
 
 
-def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
+def _arguments(plot: PlotSpec, rows: pd.DataFrame) -> dict[str, Any]:
     """The arguments of the plot's function in analysis.plots."""
     found: dict[str, Any] = {}
+    columns = rows.columns
+    # By which whole name the rate goes that each scenario measures.
+    rates = rows[[one for one in ("throughput_tokens_per_s", *RATES) if one in columns]].dropna().to_dict("index")
+    rate = full_rate(rates, "throughput_tokens_per_s")
     of_devices = "total_energy_j" in columns
     for key, named in plot.columns.items():
         column = column_of(named, columns) or named
         if key.startswith("parts."):
             found.setdefault("parts", []).append(axis_of(named, column, log=False, of_devices=of_devices))
         else:
-            found[key] = column if key == "by" else axis_of(named, column, key in plot.log, of_devices=of_devices)
+            figure = rate if column == "throughput_tokens_per_s" else column
+            found[key] = (
+                column if key == "by" else axis_of(named, column, key in plot.log, of_devices=of_devices, figure=figure)
+            )
     if plot.kind == "cdf":
         found["value"] = found.pop("x")
     if plot.kind == "pareto":
@@ -237,11 +245,13 @@ def _arguments(plot: PlotSpec, columns: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def axis_of(named: str, column: str, log: bool, *, of_devices: bool = False) -> Axis:
-    """What stands along an axis; `of_devices`: figures are of devices with a cloud."""
+def axis_of(named: str, column: str, log: bool, *, of_devices: bool = False, figure: str | None = None) -> Axis:
+    """What stands along an axis; `of_devices`: figures are of devices with a cloud. `figure`: whose label it has, where
+    that is another's than the column's."""
     key = key_of(named)
     # A long path reads best as it is written.
     written = key if key.count(".") > 1 else key.replace(".", " ").replace("_", " ")
-    label = label_of(column, of_devices) if column in FIGURES else written
+    figure = figure or column
+    label = label_of(figure, of_devices) if figure in FIGURES else written
     unit, scale = ("Ki tokens", 1 / 1024) if column in _TOKENS else _UNITS.get(human.of_unit(column), ("", 1.0))
     return Axis(column, f"{label} ({unit})" if unit else label, scale, log)

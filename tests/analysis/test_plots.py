@@ -357,3 +357,10 @@ def test_bars_have_the_ranges_of_the_table(metric: str) -> None:
     assert left.get_title(loc="right") == "line: range"
     # Figures stand behind the line, and have room there.
     assert sorted(text.xy[0] for text in left.texts) == [3.0, 4.0, 6.0] and left.get_xlim()[1] > 7
+
+
+def test_a_system_that_did_not_run_has_its_outcome_in_place_of_bars() -> None:
+    found = {"fast": {"ttft_s": 1.0, "energy_j": 2.0}, "real": {"ttft_s": 2.0}, "large": {}}
+    left, right = panels(compare_bars(found, outcomes={"large": "out_of_memory"}))
+    assert [text.get_text() for text in left.texts] == ["1.00 s", "2.00 s  (2.00x)", "out of memory"]
+    assert [text.get_text() for text in right.texts] == ["2.00 J", "not counted", ""]

@@ -406,6 +406,23 @@ def test_an_axis_says_whose_energy_it_is(of_devices: bool, label: str) -> None:
     assert axis_of("energy_j", "energy_j", log=False, of_devices=of_devices).label == label
 
 
+@pytest.mark.parametrize(
+    ("decoding", "label"), [(3.0, "tokens/s, decoding"), (9.0, "tokens/s, with prefill"), (7.0, "tokens/s")]
+)
+def test_an_axis_says_which_rate_it_is(
+    decoding: float, label: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whichever of both rates each scenario measures; where points differ in that, it is neither."""
+    measured = {"throughput_tokens_per_s": 3.0 if decoding < 7 else 2.0, "end_to_end_tokens_per_s": 2.0}
+    frame = FRAME.assign(**measured, decode_tokens_per_s=decoding)
+    if decoding == 7.0:
+        frame["throughput_tokens_per_s"] = [7.0, 2.0, 2.0, 2.0]
+    plot = PlotSpec(kind="line", x="workload.context", y="throughput_tokens_per_s")
+    _, drawn, figures = panels_of(monkeypatch, plot, tmp_path, frame)
+    assert not drawn.not_drawn
+    assert {axis.get_ylabel() for figure in figures for axis in figure.axes} - {""} == {label}
+
+
 def test_the_table_of_a_sweep_marks_them_too(tmp_path: Path) -> None:
     study = tmp_path / "study.yaml"
     study.write_text(yaml.safe_dump({"base": DECODING, "axes": {"system": ["kvswap", "vllm"]}}))
