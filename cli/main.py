@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvferry.analysis.figures import COMPARED, COMPARED_ASSISTED, COMPARED_DECODING, FIGURES, explained
+from kvferry.cli.advise import advise
 from kvferry.cli.calibrate import calibrate
 from kvferry.cli.compare import compare
 from kvferry.cli.devices import devices
@@ -89,7 +90,7 @@ def kvferry(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Simulate": (run, compare, schedule, sweep, search, tune, reproduce, report),
+    "Simulate": (run, compare, advise, schedule, sweep, search, tune, reproduce, report),
     "Measure": (calibrate, fidelity, encode, serve, serve_cloud),
     "Look up": (scenarios, systems, devices, models, runtimes, schema, kv_file),
 }

@@ -8,17 +8,19 @@ With this device, this link, this model and this policy:
     result.metrics["ttft_s"], result.requests, result.picture()
 
 ``load`` and ``override`` make scenarios, ``run`` and ``compare`` carry one out, ``sweep`` a study of many,
-``search`` looks for the best of many, ``schedule`` and ``tune`` compare plans and find parameters, ``calibrate``
-measures this machine, ``fidelity`` how far the simulator is off it, ``encode`` makes stores for a cloud,
-``reproduce`` puts papers beside ours, ``report`` makes a page of results, and ``use`` brings policies of your own
-along. The command ``kvferry`` calls the same functions. Units are in names: ``_s`` seconds, ``_bytes`` bytes,
-``_j`` joules.
+``search`` looks for the best of many, ``advise`` for the system for a device, a model and a use, ``schedule`` and
+``tune`` compare plans and find parameters, ``calibrate`` measures this machine, ``fidelity`` how far the simulator is
+off it, ``encode`` makes stores for a cloud, ``reproduce`` puts papers beside ours, ``report`` makes a page of results,
+and ``use`` brings policies of your own along. The command ``kvferry`` calls the same functions. Units are in names:
+``_s`` seconds, ``_bytes`` bytes, ``_j`` joules.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvferry.advice.advise import advise as advise
+    from kvferry.advice.answer import Answer as Answer
     from kvferry.api.calibration import Calibration as Calibration
     from kvferry.api.calibration import calibrate as calibrate
     from kvferry.api.comparison import Comparison as Comparison
@@ -56,6 +58,7 @@ _HOMES = {
     "compare": "api.comparison",
     "sweep": "api.sweep",
     "search": "api.search",
+    "advise": "advice.advise",
     "calibrate": "api.calibration",
     "fidelity": "api.fidelity",
     "schedule": "api.schedule",
@@ -68,6 +71,7 @@ _HOMES = {
     "Comparison": "api.comparison",
     "Sweep": "api.sweep",
     "Found": "api.search",
+    "Answer": "advice.answer",
     "Calibration": "api.calibration",
     "Fidelity": "api.fidelity",
     "Schedules": "api.schedule",

@@ -11,7 +11,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 # What is more likely a file's path than a name.
 PATH = r"[/\\]|\.(ya?ml|json|csv|parquet|up|down|txt|gguf)$"
 # Folders that hold something else than scenarios. Studies and searches vary a scenario.
-_NOT_SCENARIOS = ("devices", "engines", "models", "runtimes", "storage", "studies", "searches")
+_NOT_SCENARIOS = ("devices", "engines", "models", "runtimes", "storage", "studies", "searches", "uses")
 
 
 def names(kind: str) -> list[str]:

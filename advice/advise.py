@@ -1,0 +1,154 @@
+"""Which system to build or to switch on for a device, a model and a use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from time import monotonic, process_time
+from typing import Any
+
+from kvferry.advice.answer import Answer, Statement, runners_up
+from kvferry.advice.choice import chosen, runners
+from kvferry.advice.fit import fit_of, why_none
+from kvferry.advice.folder import write_answer
+from kvferry.advice.question import Question, question_of
+from kvferry.advice.search import Search
+from kvferry.advice.trial import Trial, energy_of
+from kvferry.pipelines.plugins import naming_plugins
+
+# All of it takes no longer; of this, the search.
+LIMIT_S, _SEARCH_SHARE = 110.0, 0.45
+
+Say = Callable[[str], None]
+
+
+@naming_plugins()
+def advise(
+    device: str,
+    model: str,
+    link: str | None = None,
+    use: str = "chat",
+    *,
+    memory: str | float | None = None,
+    ttft: str | float | None = None,
+    tokens_per_s: float | None = None,
+    energy: str | float | None = None,
+    context: str | int | None = None,
+    storage: str | None = None,
+    helper: str | None = None,
+    weights: str | None = None,
+    any_quality: bool = False,
+    settings: Sequence[str] = (),
+    output: str | Path | None = None,
+    refine: bool = True,
+    limit_s: float | None = LIMIT_S,
+    progress: Callable[[str, int, int], None] = lambda what, done, of: None,
+    say: Say = lambda what: None,
+) -> Answer:
+    """Searches the compositions of a session, and of a device that a helper helps, for the best one.
+
+    `device`, `model`: names or files; `link`: a trace, or a rate such as "100 Mbit/s"; None: there is none. `use`:
+    chat, documents, agent, long-answers, or a file of that form. Limits: `memory` that all may take, `ttft` (of 19 of
+    20 turns), `tokens_per_s`, `energy` of an answer. `context`: of the use, in other words than its own; `storage`:
+    what the device has built in; `helper`: a device that may answer along, over the link; `weights`: the format of the
+    model's weights. `any_quality`: what attends to a part of the tokens counts like the rest. `settings`: as --set has
+    them. `output`: a folder for the scenario, the study behind the answer and a report. `refine`: False: the first
+    answer, within seconds. `limit_s`: after which nothing more is begun; None: it takes as long as it takes.
+    `progress` is called with what is done, `say` with the first answer.
+
+    Ctrl-C ends the refinement, and the answer is the best so far. Raises InputError for a question that cannot be
+    asked, a model that fits nowhere, and limits that contradict each other.
+    """
+    question = question_of(
+        device=device,
+        model=model,
+        link=link,
+        use=use,
+        memory=memory,
+        ttft=ttft,
+        tokens_per_s=tokens_per_s,
+        energy=energy,
+        context=context,
+        storage=storage,
+        helper=helper,
+        weights=weights,
+        any_quality=any_quality,
+        settings=settings,
+    )
+    return answer(question, refine=refine, limit_s=limit_s, output=output, progress=progress, say=say)
+
+
+def answer(
+    question: Question,
+    *,
+    refine: bool = True,
+    limit_s: float | None = LIMIT_S,
+    output: str | Path | None = None,
+    progress: Callable[[str, int, int], None] = lambda what, done, of: None,
+    say: Say = lambda what: None,
+) -> Answer:
+    """Answers a question; arguments and errors are those of ``advise``."""
+    began_s, cpu_s, limit = monotonic(), process_time(), inf if limit_s is None else limit_s
+    tried = 0
+
+    def done() -> None:
+        nonlocal tried
+        tried += 1
+        progress("compositions", tried, 0)
+
+    search = Search(question, done, began_s + _SEARCH_SHARE * limit)
+    interrupted = None
+    spent: dict[str, float] = {}
+    try:
+        search.first()
+    except KeyboardInterrupt:
+        interrupted = "over the first turns"
+    ranked = search.few.ranked()
+    if interrupted and not ranked:
+        raise KeyboardInterrupt
+    if not ranked:
+        raise why_none(question, search.few.all)
+    spent["first"] = process_time() - cpu_s
+    say(f"first answer, over few turns: {ranked[0].composition.name}")
+    if refine and not interrupted:
+        try:
+            search.refine()
+        except KeyboardInterrupt:
+            interrupted = "while it was refined"
+    ranked = search.trials.ranked()
+    if not ranked:
+        raise why_none(question, search.trials.all)
+    ranked = _with_energy(question, ranked)
+    spent["refined"] = process_time() - cpu_s
+    found = Answer(
+        question=question,
+        best=ranked[0],
+        ranked=ranked,
+        statements=tuple(_statements(question, ranked)),
+        tried=tried,
+        coarse=search.trials is search.few,
+        interrupted=interrupted,
+        processor_s=spent,
+        folder=None if output is None else Path(output),
+    )
+    if found.folder is not None:
+        found.folder.mkdir(parents=True, exist_ok=True)
+        write_answer(found, found.folder)
+    return found
+
+
+def _with_energy(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
+    """The trials, those that are shown with their energy: the others need none, as it did not count."""
+    shown = [] if question.counts_energy else [ranked[0], *runners_up(ranked, question.use.spec.best)]
+    found = {
+        one.composition: replace(one, figures={**one.figures, **energy_of(question, one.composition)}) for one in shown
+    }
+    return [found.get(one.composition, one) for one in ranked]
+
+
+def _statements(question: Question, ranked: Sequence[Trial]) -> list[Statement]:
+    fit = fit_of(question, ranked[0])
+    facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
+    return [Statement("a", "fits", (str(fit),), facts), chosen(question, ranked), runners(question, ranked)]

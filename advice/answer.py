@@ -1,0 +1,95 @@
+"""An answer: what was chosen, what it came to, and what its results say."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvferry.advice.question import Question
+from kvferry.advice.trial import Trial
+from kvferry.specs import human
+
+RUNNERS_UP = 3
+# Figures that are nearer to each other than this are equal to a reader.
+EQUAL = 0.001
+FIGURES = {
+    "answer_s": "whole answer, mean",
+    "ttft_s": "TTFT, mean",
+    "ttft_p95_s": "TTFT, p95",
+    "tpot_s": "time per token",
+    "energy_j": "energy/answer",
+    "memory_peak_bytes": "memory peak",
+}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What results say under one heading. ``key``: its letter and name; ``facts``: the same as plain values."""
+
+    key: str
+    title: str
+    lines: tuple[str, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """``best``: the trial that was chosen; ``ranked``: all that keep the limits, best first; ``statements``: what their
+    results say; ``tried``: how many compositions were run; ``coarse``: over few turns alone; ``interrupted``: by
+    Ctrl-C or the clock."""
+
+    question: Question
+    best: Trial
+    ranked: Sequence[Trial]
+    statements: Sequence[Statement] = ()
+    tried: int = 0
+    coarse: bool = False
+    interrupted: str | None = None
+    processor_s: Mapping[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def runners_up(self) -> list[Trial]:
+        return runners_up(self.ranked, self.question.use.spec.best)
+
+    def to_json(self) -> str:
+        """What ``kvferry advise --json`` prints."""
+        found = {
+            "use": self.question.use.spec.name,
+            "composition": self.best.composition.name,
+            "settings": self.best.composition.settings,
+            "figures": {key: self.best.figures[key] for key in FIGURES if key in self.best.figures},
+            "runners_up": [
+                {
+                    "composition": one.composition.name,
+                    "figures": {k: one.figures[k] for k in FIGURES if k in one.figures},
+                }
+                for one in self.runners_up
+            ],
+            "statements": {
+                one.key: {"title": one.title, "said": list(one.lines), **one.facts} for one in self.statements
+            },
+            "tried": self.tried,
+            "coarse": self.coarse,
+            "interrupted": self.interrupted,
+        }
+        return json.dumps(found, indent=2, sort_keys=False) + "\n"
+
+
+def runners_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:
+    """Returns the next compositions that keep the limits, each another one in what it loads, decodes or keeps with,
+    and each with another result."""
+    found: list[Trial] = []
+    for one in ranked[1:]:
+        values = [other.figures[metric] for other in (ranked[0], *found)]
+        if all(abs(one.figures[metric] / value - 1) > EQUAL for value in values):
+            found.append(one)
+        if len(found) == RUNNERS_UP:
+            break
+    return found
+
+
+def shown(metric: str, figure: float) -> str:
+    """A figure as people read it: rates in place of times per token."""
+    return f"{1 / figure:.3g} tokens/s" if metric == "tpot_s" else human.of_unit(metric)(figure)

@@ -1,0 +1,58 @@
+"""(b) and (c): the best composition, and what the next ones cost more."""
+
+from collections.abc import Iterator, Sequence
+
+from kvferry.advice.answer import EQUAL, FIGURES, Statement, runners_up, shown
+from kvferry.advice.question import Question
+from kvferry.advice.trial import Trial
+
+_LOSS = {"none": "", "coarser": ", coarser KV", "part": ", attends to a part of the tokens"}
+
+
+def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
+    """Returns what was chosen, with what is as good."""
+    best, metric = ranked[0], question.use.spec.best
+    figures = [f"{FIGURES[key]} {shown(key, best.figures[key])}" for key in FIGURES if key in best.figures]
+    lines = [best.composition.name + _LOSS[best.composition.loss], "; ".join(figures)]
+    equal = [
+        one.composition
+        for one in ranked[1:]
+        if one.composition.loss == best.composition.loss
+        and abs(one.figures[metric] / best.figures[metric] - 1) <= EQUAL
+    ]
+    parts = list(dict.fromkeys(", ".join(_changed(best, one)) for one in equal))
+    if parts:
+        lines.append(f"as good here: {'; '.join(parts[:6])}{' ...' if len(parts) > 6 else ''}")
+    kept = ", ".join(f"--{one.option.replace('_', '-')}" for one in question.limits)
+    if kept:
+        lines.append(f"it keeps {kept}")
+    return Statement("b", "best", tuple(lines), {"as_good": parts})
+
+
+def _changed(best: Trial, other: object) -> Iterator[str]:
+    for part in best.composition.differs(other):  # type: ignore[arg-type]
+        value = getattr(other, part)
+        if value is not None:
+            yield f"{part.replace('_', ' ')} {value}"
+
+
+def runners(question: Question, ranked: Sequence[Trial]) -> Statement:
+    """Returns the runners-up, with what each costs more than the best, or gives up."""
+    best, metric = ranked[0], question.use.spec.best
+    lines = []
+    for one in runners_up(ranked, metric):
+        more = [
+            f"{FIGURES[key]} {_more(one.figures[key] / best.figures[key])}"
+            for key in (metric, "ttft_s", "energy_j", "memory_peak_bytes")
+            if best.figures.get(key) and key in one.figures
+        ]
+        lines.append(f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(dict.fromkeys(more))}")
+    return Statement("c", "runners-up", tuple(lines) or ("no other composition keeps the limits",))
+
+
+def _more(ratio: float) -> str:
+    if abs(ratio - 1) <= EQUAL:
+        return "the same"
+    if ratio >= 2:
+        return f"{ratio:.3g} times"
+    return f"{100 * (ratio - 1):+.3g} %"

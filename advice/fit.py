@@ -1,0 +1,160 @@
+"""What fits: the longest context on the device; and where nothing fits, the least that a limit would have to allow,
+and which model would."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+from kvferry.advice.composition import LOSSES, Composition
+from kvferry.advice.question import Limit, Question
+from kvferry.advice.trial import Trial, tried
+from kvferry.api.scenario import load
+from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.library import names
+from kvferry.scenarios.loader import load_model
+from kvferry.specs import human
+from kvferry.specs.errors import InputError
+from kvferry.specs.weight_format import WEIGHT_FORMATS
+
+# Contexts are looked for up to this many tokens, to the next 1Ki or 3 %.
+MOST_TOKENS, _STEP_TOKENS, _CLOSE = 2**20, 1024, 0.03
+# One turn, of which hardly anything is decoded: memory alone is asked for.
+_ONE_TURN = {"workload.turns": 1, "workload.decoded": 2, "workload.spread": 0.0, "workload.in_cloud": "nothing"}
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``context``: the longest that fits, at least so many where ``is_least``; 0: none does. ``what``: takes the most
+    of memory at the use's own context, largest first."""
+
+    context: int
+    is_least: bool
+    memory_bytes: float
+    peak_bytes: float
+
+    def __str__(self) -> str:
+        room = f"{human.size(self.peak_bytes)} of {human.size(self.memory_bytes)}"
+        reach = f"{'more than ' if self.is_least else ''}{human.count(self.context)} tokens"
+        return f"it fits: {room}; the longest context is {reach}"
+
+
+def longest_context(question: Question, one: Composition) -> tuple[int, bool]:
+    """Returns the longest context, in tokens, that a composition holds beside the model, and whether it is only known
+    that no less would."""
+    from_nothing = replace(one, load="local-prefill")
+
+    def fits(tokens: int) -> bool:
+        return tried(question, from_nothing, {**_ONE_TURN, "workload.context": tokens}).is_done
+
+    if not fits(_STEP_TOKENS):
+        return 0, False
+    low = _STEP_TOKENS
+    while low < MOST_TOKENS and fits(2 * low):
+        low *= 2
+    if low >= MOST_TOKENS:
+        return low, True
+    return _between(fits, low, 2 * low), False
+
+
+def _between(fits: Callable[[int], bool], low: int, high: int) -> int:
+    while high - low > max(_STEP_TOKENS, _CLOSE * low):
+        middle = (low + high) // 2 // _STEP_TOKENS * _STEP_TOKENS
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def fit_of(question: Question, best: Trial) -> Fit:
+    """Returns how long a context may be for the composition of a trial."""
+    assert best.scenario is not None
+    granted = best.scenario.budget.memory_bytes or best.scenario.device.memory.free_bytes
+    helped = best.composition.helped is not None
+    context, is_least = (0, True) if helped else longest_context(question, best.composition)
+    return Fit(context, is_least, granted, best.figures["memory_peak_bytes"])
+
+
+# --- nothing keeps all limits --------------------------------------------------------------------------------------
+
+
+def why_none(question: Question, trials: list[Trial]) -> InputError:
+    """Returns why no composition answers a question: what keeps each limit from being kept with the others, which one
+    to drop, and what the least is that is possible then."""
+    done = [one for one in trials if one.is_done]
+    if not done:
+        return _does_not_fit(question, trials)
+    lines = []
+    for limit in question.limits:
+        others = tuple(one for one in question.limits if one is not limit)
+        left = [one for one in done if not one.broken(others) and limit.constraint.metric in one.figures]
+        if left:
+            best = min(left, key=lambda one: one.figures[limit.constraint.metric])
+            lines.append((limit.constraint.excess(best.figures[limit.constraint.metric]), _possible(limit, best)))
+    if not lines:
+        each = (min(done, key=lambda one: one.figures.get(of.constraint.metric, inf)) for of in question.limits)
+        said = [_possible(limit, best) for limit, best in zip(question.limits, each, strict=True)]
+        return InputError("\n".join(["no composition keeps any one of the limits beside the others", *said]))
+    (_, first), *rest = sorted(lines)
+    kept = " and ".join(one.constraint.text.replace("_", "-") for one in question.limits)
+    headline = f"no composition keeps {kept} together; the least to give way: {first}"
+    return InputError("\n".join([headline, *(f"or {line}" for _, line in rest)]))
+
+
+def _possible(limit: Limit, best: Trial) -> str:
+    metric, option = limit.constraint.metric, limit.option.replace("_", "-")
+    figure = best.figures[metric]
+    least = f"{1 / figure:.3g}" if metric == "tpot_s" else human.of_unit(metric)(figure)
+    side = "most" if metric == "tpot_s" else "least"
+    return f"without --{option} the {side} that is possible is {least} ({best.composition.name})"
+
+
+def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
+    """Nothing ran to its end."""
+    refused = next((one.why for one in trials if one.outcome == "refused"), None)
+    outcomes = {one.outcome for one in trials}
+    if outcomes == {"refused"} and refused is not None:
+        return InputError(refused)
+    why = next(one.why for one in trials if one.outcome != "refused").rstrip("; ")
+    if question.memory is not None:
+        freely = question.without(None)
+        found = [tried(freely, one.composition) for one in trials if one.outcome == "out_of_memory"]
+        done = [one for one in found if one.is_done]
+        if done:
+            least = min(done, key=lambda one: one.figures["memory_peak_bytes"])
+            took = human.size(least.figures["memory_peak_bytes"])
+            said = f"memory: {question.memory} hold no composition; the least that is possible is {took}"
+            return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
+    would = [*_smaller_formats(question), *_smaller_models(question)]
+    rest = f"; what would fit: {'; '.join(would)}" if would else "; no format and no bundled model would fit"
+    return InputError(f"model: fits nowhere on {question.device.name}: {why}{rest}")
+
+
+def _fits(question: Question, **changed: object) -> bool:
+    """Whether one turn runs with another model or format, in the leanest composition."""
+    leanest = min(question.space.start, key=lambda one: LOSSES.index(one.loss))
+    described = {**question.described, **changed}
+    try:
+        scenario = load(described, [f"budget.memory={question.memory}"] if question.memory else [])
+        scenario = load(scenario, {**_ONE_TURN, "workload.context": min(1024, scenario.session.workload.context)})
+        return run_scenario(scenario).outcome == "done" and leanest is not None
+    except InputError:
+        return False
+
+
+def _smaller_formats(question: Question) -> list[str]:
+    engine = question.device.engine
+    formats = [name for name in WEIGHT_FORMATS if engine is None or name in engine.weights]
+    found = [name for name in formats if _fits(question, precision={"weights": name})]
+    return [f"its weights as {' or '.join(found[:_MOST_NAMED])}"] if found else []
+
+
+def _smaller_models(question: Question) -> list[str]:
+    sizes = sorted(((load_model(name).parameters, name) for name in names("model")), reverse=True)
+    found: list[str] = []
+    for parameters, name in sizes:
+        if len(found) == _MOST_NAMED:
+            break
+        if parameters > 1e8 and _fits(question, model=name):
+            found.append(f"{name} ({parameters / 1e9:.2g} B parameters)")
+    return [f"smaller models, such as {', '.join(found)}"] if found else []

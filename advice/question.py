@@ -1,0 +1,238 @@
+"""A question: a device, a model, a link and a use, with limits on what an answer may take."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from kvferry.advice.composition import Composition, Space, space_of
+from kvferry.advice.use import Use, load_use
+from kvferry.analysis.search_spec import Constraint
+from kvferry.api.scenario import load
+from kvferry.scenarios.loader import load_device, load_model
+from kvferry.specs.device import DeviceSpec
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+from kvferry.specs.units import count, quantity
+from kvferry.traces.turn import Turns
+from kvferry.traces.turns import turns_of
+
+NO_LINK = "none"
+# Formats that people run, by engine the first that it reads.
+_USUAL_WEIGHTS = ("q4_k_m", "mlx-4bit", "awq", "mlc-4bit", "xnnpack-4bit")
+_PINNED = {f"policies.{part}": part for part in ("load", "decode", "keep", "evict")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """A constraint, and the option by which the user set it."""
+
+    option: str
+    constraint: Constraint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """``described``: what all scenarios have in common, as a file would have it; ``settings``: the user's own, which
+    hold in all of them. ``any_quality``: what gives up some of the answer's quality counts like the rest."""
+
+    described: Mapping[str, Any]
+    use: Use
+    settings: tuple[str, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    memory: str | None = None
+    linked: bool = True
+    helper: str | None = None
+    any_quality: bool = False
+
+    def scenario(self, one: Composition, settings: Mapping[str, Any] | None = None) -> Scenario:
+        """Returns the scenario of a composition; `settings` apply to it besides. Raises InputError."""
+        described = self._assisted if one.helped is not None else dict(self.described)
+        if self.memory is not None:
+            described["budget"] = {**described.get("budget", {}), "memory": self.memory}
+        asked = [f"{key}={_written(value)}" for key, value in one.settings.items() if key not in self._chosen]
+        further = [f"{key}={_written(value)}" for key, value in (settings or {}).items()]
+        try:
+            return load(described, [*asked, *self.settings, *further])
+        except InputError as error:
+            # What is described was put together here: it has no file.
+            raise InputError(str(error).replace("(mapping): ", "")) from None
+
+    @property
+    def _chosen(self) -> set[str]:
+        return {text.partition("=")[0] for text in self.settings}
+
+    @property
+    def _assisted(self) -> dict[str, Any]:
+        """One prompt after the other, each as long as the mean of the turns, at their pace."""
+        turns, workload = self.turns.numbered, self.use.spec.workload
+        prompt, output = (round(sum(getattr(t, key) for t in turns) / len(turns)) for key in ("prompt", "output"))
+        assist = {
+            "kind": "assist",
+            "prompt": max(2, prompt),
+            "question": min(workload.question, max(1, prompt - 1 - workload.beginning)),
+            "beginning": min(workload.beginning, max(0, prompt - 2)),
+            "output": output,
+            "resident": True,
+        }
+        machines = {"cloud": {"device": self.helper, "model": self.described["model"]}}
+        rest = {key: value for key, value in self.described.items() if key not in ("workload", "system")}
+        return {**rest, "system": "pd-device", "workload": assist, "machines": machines}
+
+    @cached_property
+    def turns(self) -> Turns:
+        """The turns of the use, with the user's settings."""
+        scenario = self._plain
+        return turns_of(scenario.session.workload, scenario.seed)
+
+    @cached_property
+    def _plain(self) -> Scenario:
+        return load(dict(self.described), [one for one in self.settings if not one.startswith("policies.")])
+
+    @property
+    def counts_energy(self) -> bool:
+        """Whether compositions are chosen by their energy."""
+        return self.use.spec.best == "energy_j" or any(one.constraint.metric == "energy_j" for one in self.limits)
+
+    @property
+    def device(self) -> DeviceSpec:
+        return self._plain.device
+
+    @cached_property
+    def space(self) -> Space:
+        """What there is to choose from. Raises InputError."""
+        longest = self.turns.longest
+        pairs = (text.partition("=") for text in self.settings)
+        pinned = {_PINNED[key]: value for key, _, value in pairs if key in _PINNED and not value.startswith("{")}
+        return space_of(
+            self._plain,
+            linked=self.linked,
+            helped=self.helper is not None,
+            longest=longest.prompt + longest.output,
+            pinned=pinned,
+        )
+
+    def without(self, limit: Limit | None) -> "Question":
+        """The same question with one limit less; None: without a budget of memory."""
+        if limit is None:
+            return replace(self, memory=None)
+        return replace(self, limits=tuple(one for one in self.limits if one is not limit))
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value)
+
+
+def question_of(
+    *,
+    device: str,
+    model: str,
+    link: str | Mapping[str, Any] | None = None,
+    use: str = "chat",
+    memory: str | float | None = None,
+    ttft: str | float | None = None,
+    tokens_per_s: str | float | None = None,
+    energy: str | float | None = None,
+    context: str | int | None = None,
+    storage: str | None = None,
+    helper: str | None = None,
+    weights: str | None = None,
+    any_quality: bool = False,
+    settings: Sequence[str] = (),
+) -> Question:
+    """Returns the question that these arguments ask; physical ones are text with a unit, or SI numbers. Raises
+    InputError, whose lines begin with the argument's name."""
+    asked = _named("use", lambda: load_use(use))
+    spec, dimensions = _named("device", lambda: load_device(device)), _named("model", lambda: load_model(model))
+    linked = link is not None and link != NO_LINK
+    workload = dict(asked.workload)
+    if context is not None:
+        workload["context"] = _number("context", context, count)
+    if not linked:
+        workload["in_cloud"] = "nothing"
+    described: dict[str, Any] = {
+        "name": f"advice-{asked.spec.name}",
+        "system": "in-memory",
+        "device": device if storage is None else {"extends": device, "storage": storage},
+        "model": model,
+        # Without a link nothing is fetched, whatever its rate.
+        "link": _link(link) if linked else {"rate": "1 Gbit/s"},
+        "workload": workload,
+        "seed": 1,
+    }
+    chosen = weights or _usual_weights(spec, dimensions.weights)
+    if chosen is not None:
+        described["precision"] = {"weights": chosen}
+    if helper is not None:
+        if not linked:
+            raise InputError("helper: is reached over a link; name one, as in link: 100 Mbit/s")
+        _named("helper", lambda: load_device(helper))
+    limits = [
+        _limit("ttft", "ttft_p95_s", ttft, "time"),
+        _limit("tokens_per_s", "tpot_s", tokens_per_s, None),
+        _limit("energy", "energy_j", energy, "energy"),
+    ]
+    budget = None if memory is None else f"{_number('memory', memory, lambda text: quantity(text, 'size')):.0f} B"
+    question = Question(
+        described=described,
+        use=asked,
+        settings=tuple(settings),
+        limits=tuple(one for one in limits if one is not None),
+        memory=budget,
+        linked=linked,
+        helper=helper,
+        any_quality=any_quality,
+    )
+    _ = question.space
+    return question
+
+
+def _named(argument: str, read: Any) -> Any:
+    try:
+        return read()
+    except InputError as error:
+        raise InputError(f"{argument}: {error}") from None
+
+
+def _number(argument: str, value: str | float, read: Any) -> float:
+    if not isinstance(value, str):
+        return value
+    try:
+        return read(value)
+    except ValueError as error:
+        raise InputError(f"{argument}: {error}") from None
+
+
+def _link(link: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """A trace by name or file, or a rate."""
+    if not isinstance(link, str):
+        return dict(link or {})
+    try:
+        quantity(link, "rate")
+    except ValueError:
+        return {"trace": link}
+    return {"rate": link}
+
+
+def _usual_weights(device: DeviceSpec, own: str | None) -> str | None:
+    """The format that the device's engine is mostly run with; None: the model's file says its own, or there is no
+    engine."""
+    if own is not None or device.engine is None:
+        return None
+    return next((name for name in _USUAL_WEIGHTS if name in device.engine.weights), None)
+
+
+def _limit(argument: str, metric: str, value: str | float | None, kind: str | None) -> Limit | None:
+    if value is None:
+        return None
+    if kind is not None:
+        bound = _number(argument, value, lambda text: quantity(text, kind))
+    else:
+        try:
+            bound = 1 / float(value)
+        except (ValueError, ZeroDivisionError):
+            raise InputError(f"{argument}: {value!r:.40} is not a number above 0, as in 8") from None
+    if bound <= 0:
+        raise InputError(f"{argument}: {value!r:.40} is not above 0")
+    return Limit(option=argument, constraint=Constraint(f"{argument} {value}", metric, True, bound))

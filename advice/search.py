@@ -1,0 +1,119 @@
+"""The search: first over few turns, so that there is an answer within seconds, then over all turns of the use.
+
+A composition has some ten parts, and few of them matter to each other. From the best one so far, every composition
+that differs in one part is tried, and the best of these is gone on from, until none is better. Runs say what is better;
+nothing here knows what a part does.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from time import monotonic, process_time
+
+from kvferry.advice.composition import LOSSES, Composition, Loss
+from kvferry.advice.question import Question
+from kvferry.advice.trial import Trial, Trials
+
+# Turns of the first search, and the processor time after which nothing more is begun in it.
+_FEW_TURNS, _FIRST_S = 3, 7.0
+# Decode systems that were this many times as slow over few turns are not tried over all.
+_HOPELESS = 1.5
+_MOST_ROUNDS = 4
+
+
+class Search:
+    """The trials of a question as they come. `until_s`: on the monotonic clock, when nothing more is begun."""
+
+    def __init__(self, question: Question, done: Callable[[], None], until_s: float = inf) -> None:
+        self.question = question
+        self.few, self.whole = Trials(question, _FEW_TURNS, done), Trials(question, None, done)
+        self._until_s = until_s
+
+    @property
+    def trials(self) -> Trials:
+        """The trials over all turns, or over few as long as none of those is there."""
+        return self.whole if self.whole.ranked() else self.few
+
+    @property
+    def in_time(self) -> bool:
+        return monotonic() < self._until_s
+
+    def first(self) -> None:
+        """Searches over few turns. Ends early where runs take long."""
+        began_s, space = process_time(), self.question.space
+        goes_on = lambda: process_time() - began_s < _FIRST_S and self.in_time  # noqa: E731
+        exact = [one for one in space.start if one.loss == "none"]
+        tried = _each(self.few, [*exact, *space.helpers], goes_on)
+        if tried:
+            best = min(tried, key=self.few.rank).composition
+            _each(self.few, [one for one in space.neighbours(best) if one.loss == "none"], goes_on)
+        _each(
+            self.few,
+            [*space.start, *(one for each in tried[:1] for one in space.neighbours(each.composition))],
+            goes_on,
+        )
+
+    def refine(self) -> None:
+        """Searches over all turns: the best that gives up nothing; then, with its other parts, what gives up more."""
+        space = self.question.space
+        begin = self._first_of("none")
+        if begin is not None:
+            self._descend(begin, space.neighbours, "none")
+        for one in space.helpers:
+            if self.in_time:
+                self.whole.of(one)
+        near = self._best_of("none") or self._first_of("part")
+        if near is not None:
+            self._descend(near, lambda one: self._parts_of(one, ("kv_bits", "load")), "coarser")
+            self._descend(near, space.with_decodes, "part")
+            sparse = self._best_of("part")
+            if sparse is not None and sparse.decoding.tunable:
+                self._descend(sparse, lambda one: self._parts_of(one, ("group_tokens",)), "part")
+
+    def _parts_of(self, one: Composition, parts: Sequence[str]) -> list[Composition]:
+        return [other for other in self.question.space.neighbours(one) if set(one.differs(other)) <= set(parts)]
+
+    def _first_of(self, loss: Loss) -> Composition | None:
+        """The best over few turns of those that give up this and no more; None: there is none."""
+        allowed = [one for one in self.few.all if LOSSES.index(one.composition.loss) <= LOSSES.index(loss)]
+        return min(allowed, key=lambda one: _within(self.few, one)).composition if allowed else None
+
+    def _best_of(self, loss: Loss) -> Composition | None:
+        """The best that gives up just this and is no help; None: there is none."""
+        ranked = (one.composition for one in self.whole.ranked())
+        return next((one for one in ranked if one.loss == loss and one.helped is None), None)
+
+    def _descend(self, begin: Composition, near: Callable[[Composition], list[Composition]], loss: Loss) -> None:
+        """Goes on to the best neighbour that gives up no more than this, until none is better."""
+        if begin.helped is not None or not self.in_time:
+            return
+        best = self.whole.of(begin)
+        for _ in range(_MOST_ROUNDS):
+            allowed = [one for one in near(best.composition) if LOSSES.index(one.loss) <= LOSSES.index(loss)]
+            found = _each(self.whole, filter(self._is_worth_it, allowed), lambda: self.in_time)
+            better = min([best, *found], key=lambda one: _within(self.whole, one))
+            if better is best:
+                return
+            best = better
+
+    def _is_worth_it(self, one: Composition) -> bool:
+        """Whether neither it nor, whatever its other parts, its decode system was hopeless over few turns."""
+        of_decode = [t for t in self.few.all if (t.composition.decode, t.composition.away) == (one.decode, one.away)]
+        of_itself = [t for t in of_decode if t.composition == one]
+        metric, best = self.question.use.spec.best, min((t for t in self.few.ranked()), key=self.few.rank, default=None)
+        known = [t.figures[metric] for t in (of_itself or of_decode) if metric in t.figures]
+        return best is None or not known or min(known) <= _HOPELESS * best.figures[metric]
+
+
+def _within(trials: Trials, one: Trial) -> tuple[bool, float]:
+    """The rank of a trial where what is given up does not count."""
+    not_kept, _, figure = trials.rank(one)
+    return not_kept, figure
+
+
+def _each(trials: Trials, ones: Iterable[Composition], goes_on: Callable[[], bool]) -> list[Trial]:
+    found = []
+    for one in ones:
+        if not goes_on():
+            break
+        found.append(trials.of(one))
+    return found

@@ -1,0 +1,115 @@
+"""A composition tried: the scenario that it makes, and what came of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvferry.advice.composition import LOSSES, Composition
+from kvferry.advice.question import Limit, Question
+from kvferry.analysis.metrics import metrics_for
+from kvferry.pipelines.record import Run
+from kvferry.pipelines.run import run_scenario
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """``figures`` in SI units by metric; ``answer_s``: from a question to the last token of its answer, mean. ``why``
+    is empty where the run is done."""
+
+    composition: Composition
+    scenario: Scenario | None
+    outcome: str
+    why: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return self.outcome == "done"
+
+    def broken(self, limits: tuple[Limit, ...]) -> list[Limit]:
+        """Returns the limits that it does not keep; one whose figure is not known is not kept."""
+        return [
+            one
+            for one in limits
+            if one.constraint.metric not in self.figures
+            or one.constraint.excess(self.figures[one.constraint.metric]) > 0
+        ]
+
+
+class Trials:
+    """All trials of a question, each carried out once. `turns`: of the use that are run; None: all."""
+
+    def __init__(self, question: Question, turns: int | None = None, done: Callable[[], None] = lambda: None) -> None:
+        self.question, self._turns, self._done = question, turns, done
+        self._found: dict[Composition, Trial] = {}
+
+    def __contains__(self, one: Composition) -> bool:
+        return one in self._found
+
+    @property
+    def all(self) -> list[Trial]:
+        return list(self._found.values())
+
+    def of(self, one: Composition) -> Trial:
+        """The trial of a composition. Raises KeyboardInterrupt where Ctrl-C ended its run."""
+        if one not in self._found:
+            fewer = {} if self._turns is None or one.helped is not None else {"workload.turns": self._turns}
+            self._found[one] = tried(self.question, one, fewer)
+            self._done()
+        return self._found[one]
+
+    def rank(self, trial: Trial) -> tuple[Any, ...]:
+        """Less is better: what is done and keeps the limits, then what gives up less, then what the use is judged
+        by."""
+        question = self.question
+        kept = trial.is_done and not trial.broken(question.limits)
+        loss = 0 if question.any_quality else LOSSES.index(trial.composition.loss)
+        return not kept, loss, trial.figures.get(question.use.spec.best, np.inf)
+
+    def ranked(self) -> list[Trial]:
+        """Trials that are done and keep the limits, best first; of equal ones the earliest."""
+        kept = [one for one in self.all if not self.rank(one)[0]]
+        return sorted(kept, key=self.rank)
+
+
+def tried(question: Question, one: Composition, settings: Mapping[str, Any] | None = None) -> Trial:
+    """Carries a composition out. Raises KeyboardInterrupt."""
+    try:
+        scenario = question.scenario(one, settings)
+        run = run_scenario(scenario)
+    except InputError as error:
+        return Trial(composition=one, scenario=None, outcome="refused", why=str(error))
+    if run.interrupted:
+        raise KeyboardInterrupt
+    figures = figures_of(scenario, run) if run.outcome == "done" else {}
+    if figures and question.counts_energy:
+        figures |= energy_of(question, one, settings)
+    return Trial(composition=one, scenario=scenario, outcome=run.outcome, why=run.why, figures=figures)
+
+
+def energy_of(question: Question, one: Composition, settings: Mapping[str, Any] | None = None) -> dict[str, float]:
+    """Returns the energy of an answer, where it is counted: that of turns which follow each other without a pause, so
+    that a device which waits for its user adds nothing."""
+    together = {} if one.helped is not None else {"workload.think": "0 s", "workload.pause": "0 s"}
+    scenario = question.scenario(one, {**(settings or {}), **together})
+    run = run_scenario(scenario)
+    if run.interrupted:
+        raise KeyboardInterrupt
+    found = metrics_for(scenario, run)
+    return {"energy_j": found["energy_j"]} if run.outcome == "done" and "energy_j" in found else {}
+
+
+def figures_of(scenario: Scenario, run: Run) -> dict[str, float]:
+    """The metrics of a finished run, with the time of a whole answer. Energy is left out: it has idle time in it."""
+    found = dict(metrics_for(scenario, run))
+    if run.sessions is not None:
+        found["answer_s"] = float(np.mean([turn.end_s - turn.arrival_s for turn in run.sessions.turns]))
+    elif run.assisted is not None:
+        columns = run.assisted.columns
+        found["answer_s"] = float(np.nanmean(columns["last_s"] - columns["arrival_s"]))
+    found.pop("energy_j", None)
+    return found

@@ -1,0 +1,47 @@
+"""What a device is used for: turns of conversations, and the figure by which a choice is judged."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from kvferry.scenarios.faults import complaints_of, input_error
+from kvferry.scenarios.resolve import read_tree
+from kvferry.specs.base import Spec
+from kvferry.specs.session import SessionSpec
+
+# Figures by which compositions are ranked: until an answer is complete, until its first token, between tokens, per
+# answer.
+Best = Literal["answer_s", "ttft_s", "tpot_s", "energy_j"]
+
+
+class UseSpec(Spec):
+    """The shape of a use's file."""
+
+    name: str = Field(min_length=1, max_length=100)
+    # What happens, in a line.
+    about: str = Field(min_length=1, max_length=300)
+    # What is not measured, for the reader of an answer.
+    assumes: tuple[str, ...] = ()
+    best: Best = "answer_s"
+    workload: SessionSpec
+
+
+@dataclass(frozen=True)
+class Use:
+    """A use, and its workload as the file says it, with units."""
+
+    spec: UseSpec
+    workload: Mapping[str, Any]
+
+
+def load_use(reference: str) -> Use:
+    """Returns a bundled use by name, or the one in a file. Raises InputError with a line per fault."""
+    tree = read_tree("use", reference, Path.cwd())
+    try:
+        spec = UseSpec.model_validate(tree.plain(), context={"from_file": True})
+    except ValidationError as error:
+        raise input_error(complaints_of(error, UseSpec), tree) from None
+    return Use(spec, tree.plain()["workload"])

@@ -1,0 +1,111 @@
+"""``kvferry advise``: which system to build or to switch on for a device, a model and a use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvferry.cli.options import JsonOption, PluginOption, SetOption, as_options
+from kvferry.cli.output import results_folder
+
+if TYPE_CHECKING:
+    from kvferry.advice.answer import Answer
+
+_ARGUMENTS = (
+    *("device", "model", "link", "use", "memory", "ttft", "tokens_per_s", "energy", "context", "storage", "helper"),
+    "weights",
+)
+
+
+def advise(
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME|FILE", help="Where it runs.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME|GGUF", help="What answers.")] = None,
+    link: Annotated[
+        str | None, typer.Option("--link", metavar="TRACE|RATE", help="To a cloud that keeps KV. Default: none.")
+    ] = None,
+    use: Annotated[
+        str | None,
+        typer.Option("--use", metavar="USE|FILE", help="chat, documents, agent, long-answers, or a file.  [chat]"),
+    ] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="That it may take, as in 4GiB.")] = None,
+    ttft: Annotated[str | None, typer.Option("--ttft", help="Longest in 19 of 20 turns, as in 2s.")] = None,
+    tokens_per_s: Annotated[float | None, typer.Option("--tokens-per-s", help="Least, as in 8.")] = None,
+    energy: Annotated[str | None, typer.Option("--energy", help="Most of an answer, as in 50J.")] = None,
+    context: Annotated[str | None, typer.Option("--context", help="Tokens, in place of the use's.")] = None,
+    storage: Annotated[str | None, typer.Option("--storage", metavar="NAME|FILE", help="Built in.")] = None,
+    helper: Annotated[
+        str | None, typer.Option("--helper", metavar="DEVICE", help="A device that may answer along, over the link.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", metavar="FORMAT", help="As in q4_k_m. Default: the engine's usual one.")
+    ] = None,
+    any_quality: Annotated[
+        bool, typer.Option("--any-quality", help="What attends to a part of the tokens counts like the rest.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="The first answer alone, within seconds.")] = False,
+    settings: SetOption = None,
+    plugins: PluginOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", parser=results_folder, help="Folder for the answer.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say which system to build or to switch on, with which settings, how sure that is, and what to measure next.
+
+    Compositions of a session (load, decode, keep), and of a device that is helped, are run on the modelled device, and
+    the best one that gives up nothing of the answer is taken. On a terminal, without options, six questions are asked.
+    The first answer comes within seconds, the refined one within two minutes; Ctrl-C keeps the best so far.
+
+    The folder is runs/advice-USE-DEVICE unless --output names another; with --json alone, none is written.
+    """
+    from kvferry.advice.advise import advise as carry_out
+    from kvferry.cli.interview import interview
+    from kvferry.cli.progress import say, steps
+    from kvferry.specs.errors import InputError
+
+    given = dict(
+        zip(
+            _ARGUMENTS,
+            (device, model, link, use, memory, ttft, tokens_per_s, energy, context, storage, helper, weights),
+            strict=True,
+        )
+    )
+    asked: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if not asked and sys.stdin is not None and sys.stdin.isatty():
+        asked = interview()
+    for needed, example in (("device", "rtx-4060"), ("model", "llama-3.1-8b")):
+        if needed not in asked:
+            raise InputError(f"--{needed}: is missing, as in --{needed} {example}")
+    if output is None and not json:
+        output = Path("runs") / f"advice-{Path(asked.get('use', 'chat')).stem}-{Path(asked['device']).stem}"
+    with as_options(*_ARGUMENTS), steps() as progress:
+        found = carry_out(
+            **asked,
+            any_quality=any_quality,
+            settings=settings or [],
+            output=output,
+            refine=not quick,
+            progress=progress,
+            say=say,
+        )
+    if json:
+        sys.stdout.write(found.to_json())
+    else:
+        _show(found)
+    if found.folder is not None:
+        say(f"written to {found.folder}")
+    if found.interrupted is not None:
+        say(f"interrupted {found.interrupted}; this is the best so far")
+        raise typer.Exit(130)
+
+
+def _show(found: Answer) -> None:
+    from kvferry.advice.screen import screen
+    from kvferry.analysis.tables import terminal_width
+    from kvferry.specs.errors import quoted
+
+    for line in screen(found, terminal_width()):
+        print(quoted(line))

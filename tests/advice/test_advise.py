@@ -1,0 +1,71 @@
+"""Advice from end to end: a question becomes a choice, the scenario of which runs to the same figures."""
+
+from pathlib import Path
+
+import pytest
+
+import kvferry
+from kvferry.advice.composition import Composition, coarse_loads
+from kvferry.specs.errors import InputError
+
+SMALL = {"device": "rtx-4060", "model": "qwen3-8b", "settings": ["workload.turns=4", "policies.decode=vllm"]}
+
+
+def test_the_best_composition_is_written_as_a_scenario_that_runs_to_its_figures(tmp_path: Path) -> None:
+    found = kvferry.advise(**SMALL, refine=False, output=tmp_path)
+    assert found.coarse and found.best.composition.loss == "none"
+    again = kvferry.run(tmp_path / "scenario.yaml", intervals=False)
+    assert again.metrics["ttft_p95_s"] == found.best.figures["ttft_p95_s"]
+    assert again.metrics["tpot_s"] == found.best.figures["tpot_s"]
+
+
+def test_a_run_that_finds_its_prompt_in_memory_is_better_than_one_that_drops_it() -> None:
+    found = kvferry.advise(**SMALL, limit_s=None)
+    kept = {one.composition.keep: one for one in found.ranked if one.composition.decode == "vllm"}
+    assert found.best.composition.keep == "memory"
+    assert kept["memory"].figures["answer_s"] < kept["drop"].figures["answer_s"]
+    assert not found.coarse and [one.key for one in found.statements][:3] == ["a", "b", "c"]
+
+
+def test_compositions_say_what_they_give_up() -> None:
+    assert {"kivi", "cachegen"} <= coarse_loads() and not coarse_loads() & {"ferry", "cachegen-best-level"}
+    assert Composition(decode="vllm").loss == "none"
+    assert Composition(decode="vllm", kv_bits=8.5).loss == "coarser"
+    assert Composition(decode="kvswap", away="storage").loss == "part"
+    assert Composition(decode="flexgen", away="storage").loss == "none"
+    assert [Composition(helped=one).loss for one in ("pd-device", "tokens-only")] == ["part", "none"]
+
+
+def test_limits_that_contradict_each_other_are_named_with_the_least_that_is_possible() -> None:
+    """Each alone can be kept: the prompt is read in half a second, and 40 tokens come in one."""
+    with pytest.raises(InputError) as error:
+        kvferry.advise(**SMALL, refine=False, ttft="0.3 s", tokens_per_s=44.5)
+    lines = str(error.value).splitlines()
+    assert "no composition keeps ttft 0.3 s and tokens-per-s 44.5 together" in lines[0]
+    assert "the least to give way: without --" in lines[0] and "possible is" in lines[0]
+
+
+def test_a_model_that_fits_nowhere_is_answered_with_what_would_fit() -> None:
+    with pytest.raises(InputError, match="fits nowhere on rtx-4060.*what would fit: .*qwen3-8b"):
+        kvferry.advise("rtx-4060", "qwen3-32b", refine=False)
+
+
+def test_a_budget_that_holds_no_composition_is_answered_with_the_least_that_would() -> None:
+    with pytest.raises(InputError, match=r"memory: .* hold no composition; the least that is possible is \d"):
+        kvferry.advise(**SMALL, refine=False, memory="3 GB")
+
+
+def test_a_device_without_storage_is_not_asked_for_kv_on_storage() -> None:
+    with pytest.raises(InputError, match="device.storage: is missing.*--set device.storage=nvme"):
+        kvferry.advise("rtx-4060", "qwen3-8b", refine=False, settings=["workload.turns=4", "policies.keep=flash"])
+
+
+def test_a_use_with_a_slip_is_told_with_its_line(tmp_path: Path) -> None:
+    use = tmp_path / "mine.yaml"
+    use.write_text("name: mine\nabout: my own\nworkload: {kind: session, turn: 3}\nbest: anwser_s\n")
+    with pytest.raises(InputError) as error:
+        kvferry.advise("rtx-4060", "qwen3-8b", use=str(use))
+    assert "mine.yaml:3: workload.turn: unknown key" in str(error.value) and "did you mean 'turns'?" in str(error.value)
+    assert "mine.yaml:4: best: 'anwser_s' is none of answer_s" in str(error.value)
+    with pytest.raises(InputError, match=r"use: unknown use 'chatt'.* Did you mean 'chat'\?"):
+        kvferry.advise("rtx-4060", "qwen3-8b", use="chatt")
