@@ -10,13 +10,22 @@ from time import monotonic, process_time
 from typing import Any
 
 from kvferry.advice.answer import Answer, Statement, runners_up
+from kvferry.advice.bound import bound_of
 from kvferry.advice.choice import chosen, runners
+from kvferry.advice.evidence import evidence_of
 from kvferry.advice.fit import fit_of, why_none
 from kvferry.advice.folder import write_answer
+from kvferry.advice.measure import next_measurement, sensitivities
+from kvferry.advice.quality import quality
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
+from kvferry.advice.today import today
 from kvferry.advice.trial import Trial, energy_of
+from kvferry.advice.worth import not_worth
+from kvferry.api.intervals import sureness_of
+from kvferry.api.repeats import unwatched
 from kvferry.pipelines.plugins import naming_plugins
+from kvferry.pipelines.run import run_scenario
 
 # All of it takes no longer; of this, the search.
 LIMIT_S, _SEARCH_SHARE = 110.0, 0.45
@@ -121,12 +130,19 @@ def answer(
     if not ranked:
         raise why_none(question, search.trials.all)
     ranked = _with_energy(question, ranked)
+    statements = _Statements(search, ranked, lambda: monotonic() < began_s + limit)
+    try:
+        statements.first()
+        if not interrupted:
+            statements.rest()
+    except KeyboardInterrupt:
+        interrupted = interrupted or "while it was explained"
     spent["refined"] = process_time() - cpu_s
     found = Answer(
         question=question,
         best=ranked[0],
         ranked=ranked,
-        statements=tuple(_statements(question, ranked)),
+        statements=statements.all,
         tried=tried,
         coarse=search.trials is search.few,
         interrupted=interrupted,
@@ -148,7 +164,44 @@ def _with_energy(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
     return [found.get(one.composition, one) for one in ranked]
 
 
-def _statements(question: Question, ranked: Sequence[Trial]) -> list[Statement]:
-    fit = fit_of(question, ranked[0])
-    facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
-    return [Statement("a", "fits", (str(fit),), facts), chosen(question, ranked), runners(question, ranked)]
+class _Statements:
+    """What results say, one letter after the other; each is there as soon as its runs are done."""
+
+    def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
+        self._question, self._ranked, self._few = search.question, ranked, search.few.ranked()
+        self._goes_on = goes_on
+        self.said: dict[str, Statement] = {}
+
+    def first(self) -> None:
+        """What needs hardly a run."""
+        question, ranked = self._question, self._ranked
+        fit = fit_of(question, ranked[0])
+        facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
+        self._say(Statement("a", "fits", (str(fit),), facts))
+        self._say(chosen(question, ranked))
+        self._say(runners(question, ranked))
+        self._say(not_worth(question, ranked, self._few, fit))
+        self._say(today(question, list(ranked)))
+
+    def rest(self) -> None:
+        """What runs again, with another number or without limits. Raises KeyboardInterrupt."""
+        question, ranked = self._question, self._ranked
+        self._say(bound_of(question).statement(ranked[0]))
+        self._say(quality(question, ranked))
+        sureness = None
+        if ranked[0].scenario is not None and ranked[0].composition.helped is None and self._goes_on():
+            run = run_scenario(ranked[0].scenario)
+            if run.interrupted:
+                raise KeyboardInterrupt
+            sureness = sureness_of(ranked[0].scenario, run, unwatched)
+        self._say(evidence_of(ranked[0], sureness).statement(ranked[0]))
+        factors = {} if sureness is None else sureness.evidence
+        known = {f"the rate of {of}": factors[of]["factor"] for of in ("prefill", "decoding") if of in factors}
+        self._say(next_measurement(question, sensitivities(question, ranked, known, self._goes_on)))
+
+    def _say(self, one: Statement) -> None:
+        self.said[one.key] = one
+
+    @property
+    def all(self) -> tuple[Statement, ...]:
+        return tuple(self.said[key] for key in sorted(self.said))

@@ -22,6 +22,7 @@ from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.engine_memory import offload_of
 from kvferry.policies.offload import Offload
+from kvferry.sessions.systems import SESSION_SYSTEMS
 from kvferry.sim.costs.bound_by import bound_by
 from kvferry.sim.slowed import slowed
 from kvferry.specs.scenario import Scenario
@@ -80,7 +81,11 @@ class _Again:
             self._not_known["devices and cloud"] = "nothing says how far their figures are off together"
         else:
             prefill = self._prefill()
-            if kind == "decode":
+            if kind == "session" and self._away is not None:
+                self._not_known["decoding"] = (
+                    f"{self._away} keeps KV elsewhere, and what software takes for it is assumed"
+                )
+            elif kind in ("decode", "session"):
                 self._decoding(prefill)
         if kind == "decode":
             self._runtime(prefill)
@@ -113,10 +118,25 @@ class _Again:
             self._add("prefill", spread, lambda key: _is_time(key) and not self._of_decoding(key))
         return spread is not None
 
-    def _decoding(self, prefill: bool) -> None:
+    @property
+    def _away(self) -> str | None:
+        """The decode system of a session that keeps KV outside the processor's memory; None: it does not."""
         scenario = self._scenario
-        workload, device = scenario.decode.workload, scenario.device
-        step = DecodeStep(1 if workload.batch == "max" else workload.batch, workload.context)
+        system = SESSION_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
+        return None if system.decoding.roles.all_in_memory else system.decode
+
+    @property
+    def _step(self) -> DecodeStep:
+        """A decode step as it comes first: of a session behind its context and question."""
+        if self._scenario.workload.kind == "session":
+            turns = self._scenario.session.workload
+            return DecodeStep(1, turns.beginning + turns.context + turns.question)
+        workload = self._scenario.decode.workload
+        return DecodeStep(1 if workload.batch == "max" else workload.batch, workload.context)
+
+    def _decoding(self, prefill: bool) -> None:
+        scenario, step = self._scenario, self._step
+        device = scenario.device
         bound = bound_by(device.processors[device.main], scenario.model, step)
         spread = self._spread("decoding", bound)
         speaks_of = lambda key: self._of_decoding(key) or (prefill and _is_time(key))  # noqa: E731

@@ -30,8 +30,9 @@ LIVE_TOO = {
     "encode": ("encode", "live.yaml", "--output", "stores"),
     "fidelity": ("fidelity", "live.yaml", "--runs", "1", "--output", "both"),
 }
-# They take no scenario (a paper, a device, a store), or serve one until they are interrupted.
+# They take no scenario (a question, a paper, a device, a store), or serve one until they are interrupted.
 OTHERS = {
+    "advise",
     "reproduce",
     "report",
     "calibrate",

@@ -1,0 +1,186 @@
+"""(g): what to measure next: which number, if it is another one, changes the choice or the figure most."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import log
+
+from kvferry.advice.answer import FIGURES, Statement, shown
+from kvferry.advice.composition import LOSSES
+from kvferry.advice.question import Question
+from kvferry.advice.trial import Trial, figures_of
+from kvferry.pipelines.run import run_scenario
+from kvferry.sim.slowed import slowed
+from kvferry.specs.link import LinkSpec
+from kvferry.specs.scenario import Scenario
+from kvferry.specs.storage import StorageSpec
+
+# Where nothing says how far a number may be off, both of these are tried: times as long, or a part of it.
+TIMES = 2.0
+_FEW_TURNS = 4
+# Contenders that were within this of the best may overtake it.
+_NEAR = 3.0
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that figures rest on. ``slower``: a scenario in which it makes things take so many times as long;
+    ``measure``: what measures it, and then makes a profile of it."""
+
+    name: str
+    slower: Callable[[Scenario, float], Scenario]
+    measure: str
+    profile: str
+
+
+def _storage(scenario: Scenario, times: float) -> Scenario:
+    storage = scenario.device.storage
+    if storage is None:
+        return scenario
+    rows = {
+        key: tuple(
+            row.model_copy(update={"bytes_per_s": tuple(rate / times for rate in row.bytes_per_s)}) for row in of
+        )
+        for key, of in (("read", storage.read), ("write", storage.write))
+    }
+    one_rate = {} if storage.bytes_per_s is None else {"bytes_per_s": storage.bytes_per_s / times}
+    changed: StorageSpec = storage.model_copy(update={**rows, **one_rate})
+    return scenario.model_copy(update={"device": scenario.device.model_copy(update={"storage": changed})})
+
+
+def _link(scenario: Scenario, times: float) -> Scenario:
+    link = scenario.link
+    rate = link.rate_bytes_per_s
+    other = {"scale": link.scale / times} if rate is None else {"rate_bytes_per_s": rate / times}
+    changed: LinkSpec = link.model_copy(update=other)
+    return scenario.model_copy(update={"link": changed})
+
+
+NUMBERS = (
+    Number(
+        "the rate of decoding",
+        lambda scenario, times: slowed(scenario, decoding=times),
+        "llama-bench -m MODEL.gguf -p 0 -n 64 -d 0,4096 -o json > llama-bench.json",
+        "llama-bench.json",
+    ),
+    Number(
+        "the rate of prefill",
+        lambda scenario, times: slowed(scenario, prefill=times),
+        "llama-bench -m MODEL.gguf -p 512,2048 -n 0 -d 0,4096 -o json > llama-bench.json",
+        "llama-bench.json",
+    ),
+    Number(
+        "the storage",
+        _storage,
+        "fio --name=read --rw=randread --direct=1 --size=2G --bs=64k --numjobs=8 --output-format=json > fio.json",
+        "fio.json",
+    ),
+    Number("the link", _link, "iperf3 -c SERVER -R -t 60 -J > iperf3.json", "iperf3.json"),
+)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What becomes of the best composition where a number is another one. ``swing``: the largest change of its figure,
+    as a factor; ``overtaken``: by which composition where, and by how much it is then better."""
+
+    number: Number
+    times: float
+    swing: float
+    low: float
+    high: float
+    overtaken: tuple[str, ...]
+
+
+def sensitivities(
+    question: Question, ranked: Sequence[Trial], known: dict[str, float], goes_on: Callable[[], bool] = lambda: True
+) -> list[Sensitivity]:
+    """Returns what each number does, the one that matters most first. `known`: by a number's name the factor to the
+    ends of its interval, where it has one. Over few turns. Raises KeyboardInterrupt."""
+    metric = question.use.spec.best
+    contenders = _contenders(question, ranked)
+    plain = [_figure(question, one) for one in contenders]
+    found = []
+    for number in NUMBERS:
+        if not goes_on():
+            break
+        times = known.get(number.name, TIMES)
+        values: list[float] = []
+        overtaken: list[str] = []
+        for factor in (times, 1 / times):
+            at = [_figure(question, one, partial(_slower, number, factor)) for one in contenders]
+            values.append(at[0] / plain[0])
+            fastest = min(range(len(at)), key=lambda n: at[n])
+            if at[fastest] < 0.999 * at[0]:
+                side = f"{times:.3g} times as slow" if factor > 1 else f"{times:.3g} times as fast"
+                better = 100 * (at[0] / at[fastest] - 1)
+                overtaken.append(f"{side}, {contenders[fastest].composition.name} would be {better:.2g} % better")
+        swing = max(abs(log(value)) for value in values)
+        own = ranked[0].figures[metric]
+        found.append(Sensitivity(number, times, swing, own * min(values), own * max(values), tuple(overtaken)))
+    return sorted(found, key=lambda one: (not one.overtaken, -one.swing))
+
+
+def _slower(number: Number, times: float, scenario: Scenario) -> Scenario:
+    return number.slower(scenario, times)
+
+
+def _contenders(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
+    """The best, and of each other way to decode and of each other place to keep KV the best that gives up no more."""
+    best, metric = ranked[0], question.use.spec.best
+    allowed = LOSSES if question.any_quality else LOSSES[: LOSSES.index(best.composition.loss) + 1]
+    found: dict[tuple[object, ...], Trial] = {}
+    for one in ranked:
+        composition = one.composition
+        near = one.figures[metric] <= _NEAR * best.figures[metric]
+        if composition.loss in allowed and near and composition.helped is None:
+            key = (
+                composition.decode,
+                composition.away,
+                composition.load == "local-prefill",
+                composition.keep == "drop",
+            )
+            found.setdefault(key, one)
+    return [best, *(one for one in found.values() if one is not best)][:4]
+
+
+def _as_it_is(scenario: Scenario) -> Scenario:
+    return scenario
+
+
+def _figure(question: Question, one: Trial, changed: Callable[[Scenario], Scenario] = _as_it_is) -> float:
+    fewer = {} if one.composition.helped is not None else {"workload.turns": _FEW_TURNS}
+    scenario = changed(question.scenario(one.composition, fewer))
+    run = run_scenario(scenario)
+    if run.interrupted:
+        raise KeyboardInterrupt
+    return (
+        figures_of(scenario, run).get(question.use.spec.best, float("inf")) if run.outcome == "done" else float("inf")
+    )
+
+
+def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statement:
+    """Returns which number to measure, by how much the answer could change, and the commands."""
+    metric, base = question.use.spec.best, question.described["device"]
+    device = base if isinstance(base, str) else base["extends"]
+    matters = [one for one in found if one.swing > 0.001]
+    if not matters:
+        return Statement("g", "measure next", ("no number that a measurement would give changes the answer",))
+    first = matters[0]
+    span = f"{shown(metric, first.low)} to {shown(metric, first.high)}"
+    lines = [f"{first.number.name}: {first.times:.3g} times as fast or as slow, {FIGURES[metric]} is {span}"]
+    if first.overtaken:
+        lines += first.overtaken
+    else:
+        kept = ", ".join(one.number.name for one in found)
+        lines.append(f"the choice stays as it is with each of {kept} so far off")
+    profile = f"kvferry calibrate --output my-device --base {device} --from {first.number.profile}"
+    lines.append(f"{first.number.measure} && {profile}")
+    rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]
+    if rest:
+        lines.append(f"then {', '.join(rest)}")
+    facts = {
+        one.number.name: {"times": one.times, "low": one.low, "high": one.high, "overtaken": list(one.overtaken)}
+        for one in found
+    }
+    return Statement("g", "measure next", tuple(lines), {"numbers": facts, "command": profile})

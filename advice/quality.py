@@ -1,0 +1,72 @@
+"""(h): what a choice loses, by what was measured on the bundled models: an indication, and no more, on other models."""
+
+from collections.abc import Iterator, Sequence
+
+from kvferry.advice.answer import Statement, runners_up
+from kvferry.advice.composition import KV_BITS, Composition
+from kvferry.advice.question import Question
+from kvferry.advice.trial import Trial
+from kvferry.analysis.metrics import metrics_for
+from kvferry.codecs.sizes import measured
+from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
+from kvferry.pipelines.loading.systems import SYSTEMS
+from kvferry.pipelines.run import run_scenario
+from kvferry.sessions.as_batch import as_batch
+from kvferry.specs import human
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
+
+# Tokens that are decoded to see how many of all a selector takes in.
+_FEW_TOKENS = 4
+
+
+def quality(question: Question, ranked: Sequence[Trial]) -> Statement:
+    """Returns what the best and each runner-up loses, and that it is not known for the model of the question."""
+    shown = [ranked[0], *runners_up(ranked, question.use.spec.best)]
+    lines = [f"{one.composition.name}: {', '.join(_losses(question, one)) or 'nothing'}" for one in shown]
+    model = str(question.described["model"])
+    weights = question.described.get("precision", {}).get("weights")
+    lines.append(f"not known for {model}: figures are of bundled models of a few million parameters (docs/models.md)")
+    if weights is not None:
+        lines.append(f"{weights} weights: not known for this model")
+    return Statement("h", "quality", tuple(lines))
+
+
+def _losses(question: Question, one: Trial) -> Iterator[str]:
+    composition = one.composition
+    if composition.helped is not None:
+        system = ASSIST_SYSTEMS[composition.helped]
+        if composition.loss == "part":
+            kept = one.figures.get("assisted_ratio", system.assist.ratio)
+            yield f"the device reads {human.percent(float(kept))} of the prompt, chosen by {system.assist.refiner}"
+        elif system.answers == "cloud":
+            yield "nothing: the helper's model answers"
+        return
+    # What comes over the link is coarser; what is found or computed is not.
+    if one.figures.get("found_in_cloud_share") and composition.load != "local-prefill":
+        codec = SYSTEMS[composition.load].codec
+        levels = measured().get(codec)
+        if levels is None:
+            yield f"{codec}: not known"
+        else:
+            worst = levels[-1] if composition.loss == "coarser" else levels[0]
+            yield f"KV error {human.percent(worst.relative_error)}, {worst.kl_nats:.2g} nats ({codec})"
+    if composition.kv_bits < KV_BITS[0]:
+        yield f"KV of {composition.kv_bits:g} bits: not known"
+    if composition.decoding.roles.selective and one.scenario is not None:
+        yield from _attended(question, one.scenario, composition)
+
+
+def _attended(question: Question, scenario: Scenario, composition: Composition) -> Iterator[str]:
+    longest = question.turns.longest
+    batch = as_batch(scenario, composition.decode, longest.prompt, _FEW_TOKENS)
+    decode = scenario.policies["decode"].parameters if "decode" in scenario.policies else {}
+    try:
+        figures = metrics_for(batch, run_scenario(batch, system=composition.decoding.with_policies(decode)))
+    except InputError:
+        yield "attends to a part of the tokens"
+        return
+    share = figures.get("attended_share")
+    mass = figures.get("attention_mass")
+    yield f"attends to {human.percent(share)} of the tokens" if share is not None else "attends to a part of the tokens"
+    yield f"attention mass {human.percent(mass)}" if mass is not None else "attention mass: not known"

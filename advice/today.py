@@ -1,0 +1,110 @@
+"""(i): how to have a composition today: the flags of an engine that does it, or else the parts that none has."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.resources import files
+from math import ceil
+
+import yaml
+from pydantic import Field, TypeAdapter
+
+from kvferry.advice.answer import Statement
+from kvferry.advice.composition import KV_BITS, Composition
+from kvferry.advice.question import Question
+from kvferry.advice.trial import Trial
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.specs.base import Spec
+
+_USUAL_CHUNK = 2048
+# Whose prototype a part is, where no engine has it: by the systems whose paper's table they stand in.
+_PROTOTYPES = {
+    **dict.fromkeys(("sparkv",), "SparKV's prototype"),
+    **dict.fromkeys(("cachegen", "cachegen-best-level"), "CacheGen, in LMCache"),
+    **dict.fromkeys(("kivi",), "KIVI's prototype"),
+    "ferry": "this project's loader (kvferry serve is its cloud)",
+    "kvswap": "KVSwap's prototype",
+    "flexgen": "FlexGen",
+    **dict.fromkeys(("infinigen", "infinigen-star", "infinigen-star-ru"), "InfiniGen's prototype"),
+    "shadowkv": "ShadowKV's prototype",
+    "loki": "Loki's prototype",
+    "quest": "Quest's prototype",
+    "specontext": "SpeContext's prototype",
+}
+
+
+class EngineFlags(Spec):
+    """What an engine does, by the flags of its command."""
+
+    source: str
+    command: str
+    decodes: dict[str, str]
+    loads: dict[str, str]
+    keeps: dict[str, str]
+    kv_bits: dict[float, str] = Field(default_factory=dict)
+    chunk: str
+
+    def lacks(self, one: Composition) -> list[str]:
+        """Returns the parts of a composition that the engine has no flag for."""
+        found = [] if one.decode in self.decodes and one.away is None else [one.decode]
+        found += [] if one.load in self.loads else [one.load]
+        found += [] if one.keep in self.keeps else [f"keep {one.keep}"]
+        return found + (
+            [] if one.kv_bits == KV_BITS[0] or one.kv_bits in self.kv_bits else [f"KV of {one.kv_bits} bits"]
+        )
+
+    def line(self, one: Composition, model: str, context: int) -> str:
+        """Returns the command of a composition."""
+        flags = [self.command, self.decodes[one.decode], self.kv_bits.get(one.kv_bits, "")]
+        flags += [self.chunk] if one.prefill_chunk != _USUAL_CHUNK else []
+        flags += [self.keeps[one.keep], self.loads[one.load]]
+        said = " ".join(flag for flag in dict.fromkeys(flags) if flag)
+        return said.format(model=model, context=context, chunk=one.prefill_chunk)
+
+
+@lru_cache(maxsize=1)
+def engines() -> Mapping[str, EngineFlags]:
+    """Returns what is known of engines, by name."""
+    text = (files("kvferry.advice") / "engines.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, EngineFlags]).validate_python(yaml.safe_load(text))
+
+
+def today(question: Question, ranked: list[Trial]) -> Statement:
+    """Returns the command of an engine that does the best composition; else what is missing, whose prototype has it,
+    and the best one that an engine does."""
+    best = ranked[0]
+    if best.composition.helped is not None:
+        return Statement("i", "today", (f"{best.composition.helped}: P/D-Device's prototype; no engine has it",))
+    context = 256 * ceil((question.turns.longest.prompt + question.turns.longest.output) / 256)
+    model = str(question.described["model"])
+    if (line := _line(question, best.composition, model, context)) is not None:
+        return Statement("i", "today", (line,), {"command": line})
+    _, lacking = min((len(of), of) for of in (one.lacks(best.composition) for one in engines().values()))
+    said = [f"no engine has {', '.join(lacking)} as it is here: {', '.join(_whose(lacking))}"]
+    metric = question.use.spec.best
+    for other in ranked[1:]:
+        line = _line(question, other.composition, model, context) if other.composition.helped is None else None
+        if line is not None:
+            more = other.figures[metric] / best.figures[metric] - 1
+            said.append(f"nearest that one has ({100 * more:+.3g} %): {line}")
+            return Statement("i", "today", tuple(said), {"lacking": lacking, "command": line})
+    return Statement("i", "today", tuple(said), {"lacking": lacking})
+
+
+def _line(question: Question, one: Composition, model: str, context: int) -> str | None:
+    """The command of the device's own engine, or else of any that does it."""
+    own = question.device.engine
+    known = engines()
+    first = [own.name] if own is not None and own.name in known else list(known)
+    return next((known[name].line(one, model, context) for name in first if not known[name].lacks(one)), None)
+
+
+def _whose(parts: list[str]) -> list[str]:
+    found = []
+    for part in parts:
+        if part in _PROTOTYPES:
+            found.append(_PROTOTYPES[part])
+        elif part in DECODE_SYSTEMS:
+            found.append(f"{DECODE_SYSTEMS[part].paper}'s prototype has {part}")
+        else:
+            found.append(f"none is known for {part}")
+    return list(dict.fromkeys(found))

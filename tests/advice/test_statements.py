@@ -1,0 +1,101 @@
+"""What an answer says, from trials made up by hand: figures decide each statement, and other figures say otherwise."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvferry.advice.answer import runners_up
+from kvferry.advice.choice import chosen, runners
+from kvferry.advice.composition import Composition
+from kvferry.advice.evidence import of_source
+from kvferry.advice.fit import Fit, why_none
+from kvferry.advice.measure import NUMBERS, Sensitivity, next_measurement
+from kvferry.advice.question import Question, question_of
+from kvferry.advice.today import engines, today
+from kvferry.advice.trial import Trial
+from kvferry.advice.worth import not_worth, worths
+
+FIT = Fit(40_960, False, 8e9, 6e9)
+
+
+@pytest.fixture
+def question() -> Question:
+    return question_of(device="rtx-4060", model="qwen3-8b", storage="nvme")
+
+
+def trial(answer_s: float, **of: object) -> Trial:
+    return Trial(
+        composition=Composition(**of),  # type: ignore[arg-type]
+        scenario=None,
+        outcome="done",
+        figures={"answer_s": answer_s, "ttft_s": 1.0, "ttft_p95_s": 2.0, "tpot_s": 0.02, "memory_peak_bytes": 6e9},
+    )
+
+
+def test_equal_results_are_named_beside_the_best_and_others_run_up(question: Question) -> None:
+    ranked = [trial(5.0), trial(5.0, evict="cost"), trial(5.5, keep="drop"), trial(5.5, decode="full-flash")]
+    ranked += [trial(10.0, decode="flexgen", away="storage"), trial(11.0, keep="flash"), trial(12.0, keep="cloud")]
+    assert [one.figures["answer_s"] for one in runners_up(ranked, "answer_s")] == [5.5, 10.0, 11.0]
+    assert "as good here: evict cost" in chosen(question, ranked).lines
+    first, second, _ = runners(question, ranked).lines
+    assert "whole answer, mean +10 %" in first and "flexgen on storage" in second and "2 times" in second
+
+
+def test_a_part_that_gains_nothing_is_not_worth_it_and_one_that_gains_is(question: Question) -> None:
+    """10 s without KV in memory are twice 5 s with it; 5.05 s on storage are one percent more."""
+    ranked = [trial(5.0), trial(5.05, decode="flexgen", away="storage"), trial(10.0, keep="drop")]
+    gains = {one.part.name: one.gain for one in worths(question, ranked)}
+    assert gains["keeping KV in memory between turns"] == pytest.approx(1.0)
+    assert gains["KV on storage while decoding"] == pytest.approx(-0.0099, abs=1e-4)
+    said = " ".join(not_worth(question, ranked, (), FIT).lines)
+    assert "KV on storage while decoding costs 1 %: up to 40,960 tokens it fits in memory" in said
+    assert "worth it: keeping KV in memory between turns (2 times as fast)" in said
+    other = [trial(5.0, decode="flexgen", away="storage"), trial(10.0)]
+    assert "worth it: KV on storage while decoding (2 times as fast)" in not_worth(question, other, (), FIT).lines[-1]
+
+
+def test_a_part_that_was_tried_over_few_turns_alone_is_judged_by_these(question: Question) -> None:
+    few = [trial(1.0), trial(3.0, decode="flexgen", away="storage")]
+    gains = {one.part.name: one.gain for one in worths(question, [trial(5.0)], few)}
+    assert gains["KV on storage while decoding"] == pytest.approx(-2 / 3)
+
+
+def test_the_limit_that_is_missed_by_least_gives_way_first() -> None:
+    """The first has 2 s and 50 tokens/s, the second 0.9 s and 10: twice the wait that is asked for, and four and a half
+    times the time per token."""
+    question = question_of(device="rtx-4060", model="qwen3-8b", ttft="1 s", tokens_per_s=45)
+    slow, fast = trial(5.0), trial(4.0, keep="drop")
+    fast = replace(fast, figures={**fast.figures, "ttft_p95_s": 0.9, "tpot_s": 0.1})
+    first, second = str(why_none(question, [slow, fast])).splitlines()
+    assert first.startswith("no composition keeps ttft 1 s and tokens-per-s 45 together; the least to give way: ")
+    assert first.endswith("without --ttft the least that is possible is 2.00 s (vllm + keep memory)")
+    assert second == "or without --tokens-per-s the most that is possible is 10 (vllm + keep drop)"
+
+
+def test_sources_are_marked_by_their_own_words() -> None:
+    assert of_source("assumed: Linux and desktop") == "assumed"
+    assert of_source("engine llama.cpp: gemv: fitted on all rows") == "fitted"
+    assert of_source("data sheet, dense FP16") == "data sheet"
+    assert of_source("NVIDIA data sheet; 152 GB/s measured elsewhere") == "data sheet"
+
+
+def test_an_engine_gives_its_flags_or_what_it_lacks(question: Question) -> None:
+    assert today(question, [trial(5.0)]).lines[0].startswith("llama-server -m qwen3-8b.gguf -ngl 99 -c ")
+    coarse = today(question, [trial(5.0, kv_bits=8.5, prefill_chunk=512)]).lines[0]
+    assert "-fa on -ctk q8_0 -ctv q8_0" in coarse and "-b 512" in coarse
+    lacking, nearest = today(question, [trial(5.0, decode="kvswap", away="storage"), trial(6.0)]).lines
+    assert "no engine has kvswap" in lacking and "KVSwap's prototype" in lacking
+    assert nearest.startswith("nearest that one has (+20 %): llama-server")
+    disk = engines()["vllm"].line(Composition(keep="memory-flash"), "m", 4096)
+    assert '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}' in disk and "LMCACHE_LOCAL_DISK" in disk
+
+
+def test_the_number_that_changes_the_choice_is_measured_first(question: Question) -> None:
+    decoding, prefill, *_ = NUMBERS
+    still = Sensitivity(decoding, 2.0, 0.5, 3.0, 6.0, ())
+    turns = Sensitivity(prefill, 2.0, 0.1, 4.5, 5.5, ("2 times as slow, x would be 8 % better",))
+    lines = next_measurement(question, [turns, still]).lines
+    assert lines[0].startswith("the rate of prefill: 2 times") and lines[1] == turns.overtaken[0]
+    assert "kvferry calibrate --output my-device --base rtx-4060 --from llama-bench.json" in lines[2]
+    nothing = next_measurement(question, [replace(still, swing=0.0)])
+    assert nothing.lines == ("no number that a measurement would give changes the answer",)
