@@ -169,8 +169,9 @@ class DualHead(Stretched):
             self._find(row, block, stay, ())
         return Moves.none(), anew
 
-    def _settle(self, row: int, new: int, tokens: int) -> None:
+    def _settle(self, row: int, new: int, tokens: int) -> Moves:
         self._find(row, new, tokens, self._alone[row])
+        return Moves.none()
 
     def _leave(self, row: int, block: int) -> None:
         partner = int(self._partner[row, block])

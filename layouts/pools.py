@@ -125,8 +125,9 @@ class Pools(Stretched):
             self._take_pool(row, block, int(self.like.pool_of(stay)))
         return Moves.none(), bool(anew)
 
-    def _settle(self, row: int, new: int, tokens: int) -> None:
+    def _settle(self, row: int, new: int, tokens: int) -> Moves:
         self._take_pool(row, new, int(self.like.pool_of(tokens)))
+        return Moves.none()
 
     def _take_pool(self, row: int, block: int, n_bytes: int) -> None:
         self._offsets[row, block] = self._file.take(n_bytes)

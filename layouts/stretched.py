@@ -139,11 +139,12 @@ class Stretched(PlacedClusters):
     def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
         flat = self._row(layer, row)
         new = self._number(flat)
-        self._settle(flat, new, tokens)
+        moves = self._settle(flat, new, tokens)
         self._tokens[flat, new] = tokens
         self.counted.new_bytes += tokens * self.like.token_bytes
         whole = np.array([tokens])
-        return new, self._counted(Change(self._pieces(np.array([flat]), np.array([new]), np.zeros_like(whole), whole)))
+        written = self._pieces(np.array([flat]), np.array([new]), np.zeros_like(whole), whole)
+        return new, self._counted(Change(written, moves))
 
     def check(self) -> None:
         rows, blocks = np.nonzero(self._tokens)
@@ -174,8 +175,8 @@ class Stretched(PlacedClusters):
         what stays has another place than the block had."""
 
     @abstractmethod
-    def _settle(self, row: int, new: int, tokens: int) -> None:
-        """Places a new block of `tokens`, before they are counted."""
+    def _settle(self, row: int, new: int, tokens: int) -> Moves:
+        """Places a new block of `tokens`, before they are counted; returns what moves within the file."""
 
     def _pools(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray | None:
         """Blocks of equal number that are wanted together are read as one; None: none are."""

@@ -23,6 +23,7 @@ from kvferry.pipelines.loading.workload import Requests
 from kvferry.pipelines.record import Assisted
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.scored_keys import LowRankKeys
+from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.milp import milp_plan
 from kvferry.sim.costs.block_sparse import BlockSparseKernel
@@ -172,6 +173,18 @@ def clusters(scenario: Scenario) -> Figures:
     }
 
 
+def update_reads(scenario: Scenario) -> Figures:
+    """Entries that are read for nothing but to update their clusters, per row and token of the whole output (DynaKV
+    Fig. 11)."""
+    system = pick("system", DECODE_SYSTEMS, scenario.system).with_policies(scenario.policy_values)
+    plan, workload = plan_for(scenario, system), scenario.decode.workload
+    evolution = Evolution(plan, workload.keys, scenario.seed)
+    evolution.go(workload.output - 1)
+    kept = evolution.kept
+    assert isinstance(kept, TendedClusters), "keys join no clusters"
+    return {"update_read_entries": kept.unasked / (evolution.keys.kinds * plan.rows * (workload.output - 1))}
+
+
 def ttft_decrease(scenario: Scenario) -> Figures:
     """By how much a cloud's help brings forward a device's own first token, per cent of what the device takes by
     itself: the mean over the same requests (P/D-Device Fig. 7a)."""
@@ -250,6 +263,7 @@ MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
     "chunk_spread": chunk_spread,
     "group_share": group_share,
     "clusters": clusters,
+    "update_reads": update_reads,
     "ttft_decrease": ttft_decrease,
     "cloud_gain": cloud_gain,
     "cloud_gain_at_equal_machines": cloud_gain_at_equal_machines,

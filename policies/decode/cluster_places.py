@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from kvferry.layouts.cluster_by_cluster import ContiguousLayout
+from kvferry.layouts.cluster_by_cluster import ContiguousLayout, Extent
 from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.layouts.dual_head import DualHeadLayout
 from kvferry.layouts.pools import PoolLayout
@@ -84,10 +84,14 @@ class Buffered(PlacedAsClusters):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterByCluster(Buffered):
-    """Clusters lie one behind the other, and whatever is behind one that grows moves (DynaKV, Fig. 13)."""
+    """Clusters lie one behind the other, and whatever is behind one that grows moves (DynaKV, Fig. 13): what is behind
+    it in its row, its layer or the whole file, as ``extent`` says."""
+
+    extent: Extent = "file"
 
     def _made(self, **sizes: Any) -> ClusterLayout:
-        return ContiguousLayout(**sizes, page_buffers=self.page_buffers, hot_steps=self.hot_steps)
+        buffers = {"page_buffers": self.page_buffers, "hot_steps": self.hot_steps}
+        return ContiguousLayout(**sizes, **buffers, extent=self.extent)
 
 
 @dataclass(frozen=True, kw_only=True)

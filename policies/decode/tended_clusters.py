@@ -46,7 +46,8 @@ class TendedClusters(KeptClusters):
     its keys. ``waiting`` int64[layers, rows, blocks] counts the keys that wait. ``splits``, ``delayed`` (splits of what
     had been waiting), ``forced`` (of them, those for want of buffer), ``moves`` (reads for want of room) and ``uncut``
     (keys that joined a cluster beyond the threshold, as the row has room for no more clusters) count what happened
-    since keys were skipped.
+    since keys were skipped. ``unasked``: tokens of clusters that were read though no query wanted them, among skipped
+    keys too, in rows that are decided about.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class TendedClusters(KeptClusters):
         self._flagged: dict[tuple[int, int], dict[int, int]] = {}
         self.thresholds = np.full(shape[:2], np.inf)
         self.splits = self.delayed = self.forced = self.moves = self.uncut = 0
+        self.unasked = 0
         self._decided: dict[int, Decision] = {}
         # Layers that a step did not decide about by themselves, and the one that they are like.
         self._alike: dict[int, int] = {}
@@ -121,12 +123,11 @@ class TendedClusters(KeptClusters):
         for layer, decision in enumerate(decisions):
             if decision.cuts:
                 changes += self.carry_out(decision.cuts, self._outcomes.pop(layer))
-        # All layers at once.
-        layers, rows, blocks = (
-            np.concatenate(of) for of in zip(*(decision.joins for decision in decisions), strict=True)
-        )
-        if len(layers):
-            changes.append(self.places.grow(layers, rows, blocks))
+        joins = [decision.joins for decision in decisions if len(decision.joins[0])]
+        if joins and not self.places.like.moves:
+            # All layers at once: none gets in another one's way.
+            joins = [tuple(np.concatenate(of) for of in zip(*joins, strict=True))]  # type: ignore[list-item]
+        changes += [self.places.grow(*of_layers) for of_layers in joins]
         joined, changed = list[Sequence[Joined | Cut]](), list[BlockRows]()
         for layer, decision in enumerate(decisions):
             if (first := self._alike.get(layer)) is not None:
@@ -201,6 +202,7 @@ class TendedClusters(KeptClusters):
                 layer, row, own = (int(of[n]) for of in place)
                 cuts.append((layer, self._cut(layer, row, own, None, True)))
                 reads.append((layer, row, own))
+        self.unasked += sum(int(self.places.tokens_of(*of)) for of in reads)
         return Decision(_those(place, joins), _those(place, waits), self._beside(cuts, retrieved), reads)
 
     def _beside(self, cuts: list[tuple[int, Cut]], retrieved: Retrieved) -> list[tuple[int, Cut]]:

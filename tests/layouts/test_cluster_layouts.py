@@ -32,7 +32,9 @@ LAYOUTS: list[tuple[type[ClusterLayout], dict[str, Any]]] = [
     (PoolLayout, {"spare": 1, "file_spare": 4}),
     (DualHeadLayout, {"most_tokens": 4}),
     (DualHeadLayout, {"most_tokens": 2, "whole_pairs": False, "file_spare": 4}),
-    (ContiguousLayout, {}),
+    (ContiguousLayout, {"extent": "row"}),
+    (ContiguousLayout, {"extent": "layer"}),
+    (ContiguousLayout, {"extent": "file"}),
     (SequenceLayout, {}),
 ]
 
@@ -172,7 +174,7 @@ def test_what_leaves_does_not_take_the_room_that_what_stays_needs() -> None:
 
 
 def test_what_lies_behind_a_cluster_moves_by_hand() -> None:
-    blocks = placed(ContiguousLayout)
+    blocks = placed(ContiguousLayout, extent="row")
     # A row of 100 tokens takes 800 B.
     assert ranges(blocks.whole(0)) == [(0, 24), (24, 24), (800, 24), (824, 24)]
     change = blocks.append(0, 0, 0)
@@ -183,6 +185,25 @@ def test_what_lies_behind_a_cluster_moves_by_hand() -> None:
     new, change = blocks.split(0, 0, 0, 3, 2)
     assert (new, moves(change), ranges(change.written)) == (2, [(32, 40, 32)], [(0, 24), (24, 16)])
     assert read(blocks, (0, 0), (0, 2), (0, 1)) == [(0, 80)]
+    blocks.check()
+
+
+@pytest.mark.parametrize(("extent", "second_layer"), [("layer", 1600), ("file", 96)])
+def test_rows_behind_a_cluster_that_grows_move_as_far_as_the_extent_goes(extent: str, second_layer: int) -> None:
+    blocks = placed(ContiguousLayout, layers=2, extent=extent)
+    # Two rows of two clusters of 24 B in each layer; the second layer's are behind the first's in a file.
+    assert ranges(blocks.whole(1))[0] == (second_layer, 24)
+    # Both rows of the first layer grow, by 8 B each: what is behind both is pushed twice as far, and read once.
+    change = blocks.grow(0, np.array([0, 1]), np.array([0, 1]))
+    behind = [(96, 112, 96)] if extent == "file" else []
+    assert moves(change) == [(24, 32, 72), *behind]
+    assert ranges(change.written) == [(24, 8), (104, 8)]
+    assert blocks.counted.moved_bytes == 72 + 96 * len(behind)
+    # The last row of all has room behind it; a cluster that opens in the row before pushes it.
+    assert blocks.fits(1, 1, 1) and not blocks.fits(1, 0, 1) and blocks.fits(0, 1, 1) == (extent == "layer")
+    begin = second_layer + 16 * len(behind)
+    new, change = blocks.open(1, 0, 2)
+    assert (new, moves(change), ranges(change.written)) == (2, [(begin + 48, begin + 64, 48)], [(begin + 48, 16)])
     blocks.check()
 
 
@@ -353,13 +374,13 @@ class File:
         return [next(self._numbers) for _ in range(tokens)]
 
     def carry_out(self, change: Change) -> None:
-        """Layer by layer, as where a layer lies may differ."""
+        """First all that moves, which is read before it is written."""
+        moved = change.moves
+        leaving = [self.bytes[at : at + n].copy() for at, n in zip(moved.sources, moved.lengths, strict=True)]
+        for at, n, data in zip(moved.targets, moved.lengths, leaving, strict=True):
+            self.bytes[at : at + n] = data
         for layer in range(self.blocks.like.layers):
-            moved, written = change.moves.of(np.array([layer])), change.written.of(np.array([layer]))
-            leaving = [self.bytes[at : at + n].copy() for at, n in zip(moved.sources, moved.lengths, strict=True)]
-            for at, n, data in zip(moved.targets, moved.lengths, leaving, strict=True):
-                self.bytes[at : at + n] = data
-            self.write(written)
+            self.write(change.written.of(np.array([layer])))
 
     def write(self, pieces: Pieces) -> None:
         for n in range(len(pieces)):

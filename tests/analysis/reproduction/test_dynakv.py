@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.analysis.reproduction.measurements import clusters
+from kvferry.analysis.reproduction.measurements import clusters, update_reads
 from kvferry.analysis.reproduction.paper import PAPERS, load_paper
 from kvferry.analysis.reproduction.results import scenarios_of
 from kvferry.pipelines.run import run_scenario
@@ -31,6 +31,14 @@ def test_adaptive_clusters_stay_narrower_and_find_more_than_static_ones() -> Non
 def test_keys_that_are_clustered_by_themselves_join_no_cluster() -> None:
     found = clusters(load_scenario("dynakv/latency", [*SHORT, "workload.output=1Ki", "system=clusterkv"]))
     assert set(found) == {"cluster_variance", "recall", "clusters"}
+
+
+def test_a_buffer_saves_reads_that_only_update_clusters() -> None:
+    none, some = (
+        update_reads(load_scenario("dynakv/latency", [*SHORT, f"policies.buffer_tokens={n}"]))["update_read_entries"]
+        for n in (0, 16)
+    )
+    assert 0 <= some < none
 
 
 @pytest.mark.parametrize("system", ["dynakv", "pqcache", "clusterkv", "no-cluster"])

@@ -98,6 +98,8 @@ def test_the_cluster_that_most_keys_wait_for_is_read_when_the_buffer_is_full() -
     assert row.key(1, 50.0) == ([Cut(0, 1, 2, True, 6)], [1])
     assert row.sizes == [4, 3, 3]
     assert (row.kept.forced, row.kept.waiting[0, 0].tolist()) == (1, [1, 0, 0, 0])
+    # Its four keys that lay on storage.
+    assert row.kept.unasked == 4
 
 
 def test_without_a_buffer_a_cluster_is_read_for_every_key_beyond_the_threshold() -> None:
