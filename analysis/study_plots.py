@@ -224,8 +224,10 @@ def _arguments(plot: PlotSpec, rows: pd.DataFrame) -> dict[str, Any]:
     found: dict[str, Any] = {}
     columns = rows.columns
     # By which whole name the rate goes that each scenario measures.
-    rates = rows[[one for one in ("throughput_tokens_per_s", *RATES) if one in columns]].dropna().to_dict("index")
-    rate = full_rate(rates, "throughput_tokens_per_s")
+    table: dict[Any, Any] = (
+        rows[[one for one in ("throughput_tokens_per_s", *RATES) if one in columns]].dropna().to_dict("index")
+    )
+    rate = full_rate(table, "throughput_tokens_per_s")
     of_devices = "total_energy_j" in columns
     for key, named in plot.columns.items():
         column = column_of(named, columns) or named
