@@ -25,6 +25,8 @@ FIGURES: dict[str, Figure] = {
     "ttft_p50_s": Figure("TTFT, median", "low", "median over requests"),
     "ttft_p95_s": Figure("TTFT, p95", "low", "95th percentile over requests"),
     "ttft_p99_s": Figure("TTFT, p99", "low", "99th percentile over requests"),
+    "ttft_first_turn_s": Figure("TTFT, first turns", "low", "of the first turn of each conversation; mean"),
+    "ttft_later_turns_s": Figure("TTFT, later turns", "low", "of all other turns; mean"),
     "ttft_device_s": Figure(
         "own TTFT", "low", "from arrival until a device that a cloud helps has a first token of its own; mean"
     ),

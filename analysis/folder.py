@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     Draw = Callable[[], Figure]
 
 
+# What a request is about, as its record has it.
+_ASKED = ("context_tokens", "question_tokens", "source", "conversation", "turn")
 _PATHS = {True: "streamed", False: "computed"}
 
 
@@ -224,7 +226,7 @@ def requests_columns(run: Run, *, bounded: bool = True) -> Mapping[str, Any]:
     rows: list[Mapping[str, Any]] = [
         _request_row(record if bounded else replace(record, bound_s=None)) for record in run.requests
     ]
-    counts = ("request", "tokens", "units_computed", "units_streamed")
+    counts = ("request", *_ASKED, "tokens", "units_computed", "units_streamed")
     keys = list(_request_row(RequestRecord(request=0, arrival_s=0.0)))
     return {key: (whole if key in counts else real)([row[key] for row in rows]) for key in keys}
 
@@ -234,7 +236,9 @@ def _request_row(record: RequestRecord) -> dict[str, float | None]:
     first, last, loaded = record.first_token_s, times[-1] if times else None, record.loaded_s
     return {
         "request": record.request,
+        **{key: getattr(record, key) for key in _ASKED},
         "arrival_s": record.arrival_s,
+        "queued_s": None if record.began_s is None else record.began_s - record.arrival_s,
         "loaded_s": loaded,
         "first_token_s": first,
         "last_token_s": last,

@@ -46,9 +46,10 @@ def metrics_of(
 
     Requests:
       ``requests``, ``requests_finished`` (reached their first token); ``ttft_s`` (mean), ``ttft_p50_s``,
-      ``ttft_p95_s``, ``ttft_p99_s``: arrival to first token, queueing included; ``load_s``: arrival to the context's
-      KV complete (mean); ``tpot_s``: a request's time per token after its first, mean over requests with two tokens
-      or more, with ``tpot_p50_s``, ``tpot_p95_s``, ``tpot_p99_s``;
+      ``ttft_p95_s``, ``ttft_p99_s``: arrival to first token, queueing included; ``ttft_first_turn_s`` and
+      ``ttft_later_turns_s``: of conversations' first and of their other turns, where there are any; ``load_s``: arrival
+      to the context's KV complete (mean); ``tpot_s``: a request's time per token after its first, mean over requests
+      with two tokens or more, with ``tpot_p50_s``, ``tpot_p95_s``, ``tpot_p99_s``;
       ``largest_gap_s``: the longest wait between two tokens of one request; ``throughput_tokens_per_s``: whole
       batch, from the first arrival to the last token, or with measure "decode" the tokens after each first one,
       from the earliest first token to the last token. With `slo`: ``slo_attainment``, the share of the requests
@@ -131,6 +132,7 @@ def _request_metrics(requests: Sequence[RequestRecord], measure: str) -> dict[st
         "ttft_p50_s": _percentile(ttft_s, 50),
         "ttft_p95_s": _percentile(ttft_s, 95),
         "ttft_p99_s": _percentile(ttft_s, 99),
+        **_by_turn(requests),
         "tpot_s": _mean(tpot_s),
         **{f"tpot_p{q}_s": _percentile(tpot_s, q) for q in (50, 95, 99)},
         "largest_gap_s": max((b - a for times in spoken for a, b in pairwise(times)), default=None),
@@ -146,6 +148,17 @@ def _request_metrics(requests: Sequence[RequestRecord], measure: str) -> dict[st
         if n_tokens and last_s > first_s:
             found["throughput_tokens_per_s"] = n_tokens / (last_s - first_s)
     return found
+
+
+def _by_turn(requests: Sequence[RequestRecord]) -> dict[str, float | None]:
+    """Returns the time to first token of first and of later turns apart, where there are both."""
+    if not any(request.turn for request in requests):
+        return {}
+    ttft_s: dict[bool, list[float]] = {False: [], True: []}
+    for request in requests:
+        if request.first_token_s is not None:
+            ttft_s[request.turn > 0].append(request.first_token_s - request.arrival_s)
+    return {"ttft_first_turn_s": _mean(ttft_s[False]), "ttft_later_turns_s": _mean(ttft_s[True])}
 
 
 def _tpot_s(times_s: Sequence[float]) -> float:

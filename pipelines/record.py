@@ -38,6 +38,15 @@ class RequestRecord:
 
     request: int
     arrival_s: float
+    # Tokens before its question, with what was said in turns before, and of the question; the number of the context,
+    # where several requests may be about one; the number of the conversation's first request, and of its turn, from 0.
+    context_tokens: int | None = None
+    question_tokens: int | None = None
+    source: int | None = None
+    conversation: int | None = None
+    turn: int = 0
+    # Work on it began; before, it waited for others.
+    began_s: float | None = None
     # The context's KV was complete; the first token was there; the last one was.
     loaded_s: float | None = None
     first_token_s: float | None = None

@@ -112,6 +112,10 @@ class SessionFlow:
         requests = [
             RequestRecord(
                 request=one.record.request,
+                context_tokens=one.record.prompt,
+                conversation=one.record.conversation,
+                turn=one.record.number,
+                began_s=one.record.began_s,
                 arrival_s=one.record.arrival_s,
                 first_token_s=one.record.first_token_s,
                 token_times_s=one.token_times_s,

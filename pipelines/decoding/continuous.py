@@ -41,6 +41,8 @@ class ContinuousDecode:
         self._workspace_bytes = workspace_bytes
         # When each token was there, request by request.
         self.token_times_s: list[list[float]] = [[] for _ in requests]
+        # When each first began to be prefilled.
+        self.began_s: dict[int, float] = {}
         # Sequences of every decode step, and its seconds.
         self.steps: list[tuple[int, float]] = []
         # Over all decode steps and their sequences, the tokens that attention took in and the tokens there were.
@@ -62,6 +64,8 @@ class ContinuousDecode:
                 continue
             self._hold_pages()
             began_s, workspace = env.now, self._workspace(turn)
+            for sequence in turn.sequences:
+                self.began_s.setdefault(sequence, began_s)
             yield self._passes.submit(turn)
             if workspace is not None:
                 workspace.release()

@@ -188,6 +188,8 @@ def _records(decode: ContinuousDecode) -> list[RequestRecord]:
         RequestRecord(
             request=n,
             arrival_s=request.arrival_s,
+            context_tokens=request.context,
+            began_s=decode.began_s[n],
             loaded_s=times_s[0],
             first_token_s=times_s[0],
             token_times_s=tuple(times_s),

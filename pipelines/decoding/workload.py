@@ -225,7 +225,7 @@ class LockStepFlow:
             *notes_on(self._scenario, plan, self._runtime, world.shortcuts, self._filled),
             *([ALL_DECODED] if self._whole_instead else []),
         )
-        return Left(requests=_records(plan.sequences, prefill_s, times_s), decoded=decoded, notes=notes)
+        return Left(requests=_records(plan, prefill_s, times_s), decoded=decoded, notes=notes)
 
     def kept(self) -> str:
         batch = self._plan.sequences
@@ -326,12 +326,20 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         together -= 1
 
 
-def _records(batch: int, prefill_s: float | None, times_s: tuple[float, ...]) -> list[RequestRecord]:
+def _records(plan: DecodePlan, prefill_s: float | None, times_s: tuple[float, ...]) -> list[RequestRecord]:
     """Returns a record for each sequence of a lock-step batch: all have their tokens at the same times."""
     if not times_s:
         return []
-    shared = {"arrival_s": 0.0, "loaded_s": prefill_s, "first_token_s": times_s[0], "token_times_s": times_s}
-    return [RequestRecord(request=n, **shared) for n in range(batch)]  # type: ignore[arg-type]
+    one = RequestRecord(
+        request=0,
+        arrival_s=0.0,
+        context_tokens=plan.context,
+        began_s=0.0,
+        loaded_s=prefill_s,
+        first_token_s=times_s[0],
+        token_times_s=times_s,
+    )
+    return [replace(one, request=n) for n in range(plan.sequences)]
 
 
 def _sequences(n: int) -> str:

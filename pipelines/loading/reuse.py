@@ -80,12 +80,18 @@ class ContextRequest:
     turns: int = 1
     # From an answer's last token to the next question.
     think_s: float = 0.0
+    # The number of the context.
+    source: int = 0
 
     @property
     def kv_bytes(self) -> float:
         """KV bytes of all turns, as nothing is evicted in between."""
         spoken = self.turns * (self.question_tokens + self.output_tokens)
         return (self.context.total_tokens + spoken) * self.context.model.kv_bytes_per_token
+
+    def known_tokens(self, turn: int) -> int:
+        """Returns the tokens before a turn's question: the context, and what was said in turns before."""
+        return self.context.total_tokens + turn * (self.question_tokens + self.output_tokens)
 
 
 def context_reuse(
@@ -105,6 +111,7 @@ def context_reuse(
     arrival_s = env.now
     lease = yield from admission.enter(request.kv_bytes)
     yield from admission.begin_load()
+    began_s = env.now
     load = ContextLoad(
         machine,
         context,
@@ -124,11 +131,17 @@ def context_reuse(
     for turn in range(request.turns):
         if turn:
             yield env.timeout(request.think_s)
-            arrival_s = env.now
+            arrival_s = began_s = env.now
         token_times_s = yield from _answered(machine, request, turn)
         record = RequestRecord(
             request=request.request + turn,
             arrival_s=arrival_s,
+            context_tokens=request.known_tokens(turn),
+            question_tokens=request.question_tokens,
+            source=request.source,
+            conversation=request.request,
+            turn=turn,
+            began_s=began_s,
             first_token_s=token_times_s[0],
             token_times_s=tuple(token_times_s),
         )
@@ -156,8 +169,7 @@ def context_reuse(
 
 def _answered(machine: Machine, request: ContextRequest, turn: int) -> Generator[simpy.Event, Any, list[float]]:
     """Reads a turn's question and answers it; returns when each token was there."""
-    question, output = request.question_tokens, request.output_tokens
-    known = request.context.total_tokens + turn * (question + output)
+    question, output, known = request.question_tokens, request.output_tokens, request.known_tokens(turn)
     token_times_s = []
     # The last token of the answer before has not been read yet: nothing came after it.
     step: Any = Prefill(question + 1, known - 1) if turn else Prefill(question, known)

@@ -215,6 +215,7 @@ class Requests:
             output_tokens=asked.output,
             turns=workload.turns,
             think_s=workload.think_s,
+            source=asked.source,
             outlook=self.stage.outlook(context),
         )
 

@@ -184,6 +184,11 @@ def test_requests_come_back() -> None:
     bound = replace(run(), requests=(replace(run().requests[0], bound_s=1.0),))
     assert pa.table(requests_columns(bound))["bound_s"].to_pylist() == [1.0]
     assert pa.table(requests_columns(bound, bounded=False))["bound_s"].to_pylist() == [None]
+    about = RequestRecord(request=0, arrival_s=1.0, began_s=1.5, context_tokens=7, source=2, conversation=0, turn=1)
+    (row,) = pa.table(requests_columns(replace(run(), requests=(about,)))).to_pylist()
+    assert [
+        row[key] for key in ("context_tokens", "question_tokens", "source", "conversation", "turn", "queued_s")
+    ] == [7, None, 2, 0, 1, 0.5]
 
 
 def test_busy_cores_get_no_further_processes(monkeypatch: pytest.MonkeyPatch) -> None:

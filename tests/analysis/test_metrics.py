@@ -297,3 +297,16 @@ def test_what_the_encoding_costs_is_the_mean_over_the_loads() -> None:
 def test_a_codec_without_a_measurement_has_no_quality() -> None:
     load = RequestRecord(request=0, arrival_s=0.0, loaded_s=1.0, codec="unheard-of", shares_by_level={0: 1.0})
     assert "kv_relative_error" not in metrics_of(Run(outcome="done", requests=(load,)), main_processor="gpu")
+
+
+def test_first_and_later_turns_stand_apart() -> None:
+    def figures(turns: list[int]) -> dict[str, float]:
+        asked = (
+            RequestRecord(request=n, arrival_s=9.0 * n, turn=turn, first_token_s=9.0 * n + 4 - turn)
+            for n, turn in enumerate(turns)
+        )
+        return metrics_of(Run(outcome="done", requests=tuple(asked), energy_j={}), main_processor="gpu")
+
+    found = figures([0, 1, 2, 0, 1, 2])
+    assert (found["ttft_first_turn_s"], found["ttft_later_turns_s"]) == (4.0, 2.5)
+    assert "ttft_first_turn_s" not in figures([0, 0])

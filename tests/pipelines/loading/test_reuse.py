@@ -245,6 +245,10 @@ def test_further_turns_find_the_context_and_what_was_said_on_the_device() -> Non
     story = context_reuse(machine, request, StreamOnly(), Admission(machine), Pace(window_s=5.0), seen.append)
     first, second = machine.env.run(until=machine.env.process(story))
     assert seen == [first, second]
+    # Each turn says what it was about: behind the first are its question and answer.
+    told = [(one.context_tokens, one.question_tokens, one.conversation, one.turn) for one in seen]
+    assert told == [(stored.total_tokens, 3, 4, 0), (stored.total_tokens + 5, 3, 4, 1)]
+    assert [one.began_s for one in seen] == [one.arrival_s for one in seen]
     # Loaded at 10; two tokens; the user thinks for five seconds; two tokens more.
     assert (first.request, first.arrival_s, first.loaded_s, first.token_times_s) == (4, 0.0, 10.0, (11.0, 12.0))
     assert (second.request, second.arrival_s, second.loaded_s, second.token_times_s) == (5, 17.0, None, (18.0, 19.0))
