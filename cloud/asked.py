@@ -19,15 +19,18 @@ _FRAME_BYTES, _PROMPT_TOKEN_BYTES, _ANSWER_TOKEN_BYTES = 2**16, 32, 256
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The longest prompt and answer that a cloud takes from a device, in tokens."""
+    """The longest prompt and answer that a cloud takes from a device, in tokens. ``goes_on``: whether it has KV of
+    conversations that requests go on from."""
 
     prompt: int = MOST_PROMPT_TOKENS
     answer: int = MOST_PROMPT_TOKENS
+    goes_on: bool = False
 
     @classmethod
     def around(cls, prompt: int, answer: int) -> "Served":
         """What a cloud serves whose own scenario's longest are these."""
-        return cls(*(min(MOST_PROMPT_TOKENS, _OVER_THE_LONGEST * tokens) for tokens in (prompt, answer)))
+        prompt, answer = (min(MOST_PROMPT_TOKENS, _OVER_THE_LONGEST * tokens) for tokens in (prompt, answer))
+        return cls(prompt, answer)
 
     @property
     def message_bytes(self) -> int:
@@ -57,6 +60,8 @@ def asked_of(message: Any, served: Served = Served()) -> Message:
     if message["ratio"] < 1 and message["text"] is not None and not message["text"][1]:
         raise BadMessage("what the device has sent is no request: its prompt has no content to refine")
     served.check(prompt=message["prompt"], answer=message["answer"])
+    if "known" in message and not (served.goes_on and counts(message["known"])):
+        raise BadMessage("what the device has sent goes on from a conversation, of which this cloud has no KV")
     return message
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.cloud.story import Story
+from kvferry.cloud.story import NOTHING, Story
 from kvferry.policies.assist.help import Help
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS, packed
 from kvferry.policies.assist.refiner import content_tokens
@@ -37,8 +37,8 @@ def ask(
 ) -> tuple[Message, float]:
     """What a device sends, and its bytes: the prompt as text, without what is private. `pace_s`: it will show tokens no
     faster; None: as they come. `drafts`: it drafts tokens that the cloud is to look at, of which such a share
-    stands."""
-    message = {
+    stands. ``known``: tokens before the prompt whose KV the cloud has, of a conversation that goes on."""
+    message: Message = {
         "request": story.request,
         "prompt": story.prompt,
         "text": story.text,
@@ -51,7 +51,10 @@ def ask(
         "accepted": wanted.accepted,
         "refiner": wanted.refiner,
     }
-    return message, story.prompt * workload.handling.prompt_token_bytes
+    if story.behind != NOTHING:
+        message["prompt"] += story.behind.here - story.behind.there
+        message["known"] = story.behind.there
+    return message, message["prompt"] * workload.handling.prompt_token_bytes
 
 
 def first_answer(

@@ -5,10 +5,22 @@ from dataclasses import dataclass, field
 import numpy as np
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Tokens before a prompt whose KV the device has (``here``), and of prompt and these the first ones whose KV the
+    cloud has (``there``)."""
+
+    here: int = 0
+    there: int = 0
+
+
+NOTHING = Behind()
+
+
 @dataclass(slots=True)
 class Story:
     """Times are on the run's clock, None: never reached. ``tokens``: L, the ones that came from the cloud; 0: none.
-    ``ratio``: r, of the prompt that the device prefilled."""
+    ``ratio``: r, of the prompt that the device prefilled. ``behind``: what the prompt goes on from."""
 
     request: int
     device: int
@@ -18,6 +30,7 @@ class Story:
     arrival_s: float
     # When its device turned to it: later, where that was still busy with another.
     began_s: float = 0.0
+    behind: Behind = NOTHING
     tokens: int = 0
     # L as planned, whatever the answer's length, which no device knows beforehand.
     planned: int = 0

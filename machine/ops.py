@@ -162,7 +162,7 @@ class DecodeStep(Op):
 class DecodeRun(Op):
     """`tokens` new tokens of one sequence, one after the other, with `context_tokens` of KV before the first: what so
     many steps of DecodeStep are, where the tokens in between matter to nothing else. `window_tokens`: attention sees
-    no more KV than that; None: all of it."""
+    no more KV than that; None: all of it. `kernel`: how a modelled machine attends."""
 
     purpose: ClassVar[Purpose] = "tokens"
 
@@ -170,16 +170,16 @@ class DecodeRun(Op):
     context_tokens: int
     of: Continued | None = field(default=None, compare=False)
     window_tokens: int | None = field(default=None, kw_only=True)
+    kernel: AttentionKernel = field(default=AttentionKernel(), kw_only=True)
 
     @property
     def middle(self) -> DecodeStep:
         """The step that all of them cost as much as, in the mean."""
         if self.window_tokens is None:
-            return DecodeStep(1, self.context_tokens + (self.tokens - 1) / 2)
-        first = min(self.context_tokens, self.window_tokens)
-        growing = min(self.tokens, self.window_tokens - first)
+            return DecodeStep(1, self.context_tokens + (self.tokens - 1) / 2, kernel=self.kernel)
+        growing = min(self.tokens, self.window_tokens - (first := min(self.context_tokens, self.window_tokens)))
         seen = growing * (first + (growing - 1) / 2) + (self.tokens - growing) * self.window_tokens
-        return DecodeStep(1, seen / self.tokens)
+        return DecodeStep(1, seen / self.tokens, kernel=self.kernel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     if scenario.runtime is not None and scenario.workload.kind != "decode":
         what = f"is of decoding from KV elsewhere than in memory, {scenario.workload.kind} has none; leave it out"
         yield Complaint(("runtime",), what, at_key=True)
-    if not kind.of_many_machines:
+    if not kind.of_many_machines(scenario):
         what = f"{scenario.workload.kind} runs on the device alone; leave it out"
         yield from (Complaint(("machines", name), what, at_key=True) for name in scenario.machines)
     for use, name in (("truth", scenario.costs.truth), ("estimate", scenario.costs.estimate)):
@@ -75,7 +75,7 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     for key, link in links.items():
         if link is not None and link.round_trips is not None:
             yield from _complaint((*key, "round_trips"), partial(round_trips_of, link))
-        if link is not None and link.varies and not kind.of_many_machines:
+        if link is not None and link.varies and not kind.of_many_machines(scenario):
             what = f"is of messages between machines, of which {scenario.workload.kind} has none; leave it out"
             yield Complaint((*key, "jitter" if link.round_trips is None else "round_trips"), what, at_key=True)
         for way_key, way in ((key, link), ((*key, "up"), link and link.up)):

@@ -173,6 +173,8 @@ class TurnRecord:
     units_read: int = 0
     read: float = 0.0
     streamed: float = 0.0
+    # Tokens of its answer that came from a cloud which helped with it.
+    said_by_cloud: int = 0
     # Written behind it by what is kept; and bytes of the link.
     written_bytes: float = 0.0
     streamed_bytes: float = 0.0

@@ -99,9 +99,8 @@ class WorkloadKind(Protocol):
         """The metric that this workload is about, by which systems are ranked and worlds compared."""
         ...
 
-    @property
-    def of_many_machines(self) -> bool:
-        """Whether its flows use a scenario's further machines; a scenario of another kind may not describe any."""
+    def of_many_machines(self, scenario: Scenario) -> bool:
+        """Returns whether its flows use a scenario's further machines; another kind of scenario may describe none."""
         ...
 
     def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:

@@ -23,12 +23,14 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.pipelines.decoding.warming import warms_up
 from kvferry.pipelines.decoding.workload import half_of, middle_of, plan_for
+from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.sizes import Known
 from kvferry.policies.ledger import Ledger
 from kvferry.sessions.as_batch import as_batch
 from kvferry.specs.errors import OutOfMemory
+from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.request import Request
 from kvferry.traces.turn import Turn
@@ -41,7 +43,8 @@ _ALIKE = 1.2
 @dataclass(frozen=True, kw_only=True)
 class Ask:
     """What a turn asks of a decode stage: `known` tokens of its prompt are there, the rest is to be read. Of them
-    `stored` lie where the stage works, if that is not memory, and `near` of these have a copy in memory."""
+    `stored` lie where the stage works, if that is not memory, and `near` of these have a copy in memory. `there`: the
+    first tokens of the prompt whose KV the cloud has."""
 
     number: int
     prompt: int
@@ -49,6 +52,7 @@ class Ask:
     known: int
     stored: int = 0
     near: int = 0
+    there: int = 0
 
 
 def whole_prompt(turn: Turn) -> Ask:
@@ -58,9 +62,10 @@ def whole_prompt(turn: Turn) -> Ask:
 
 @dataclass
 class Answered:
-    """What a stage reports: when each token was there."""
+    """What a stage reports: when each token was there, and how many came from a cloud."""
 
     token_times_s: list[float] = field(default_factory=list)
+    came: int = 0
 
 
 class AnswerStage(Protocol):
@@ -95,7 +100,7 @@ def answer_stage(scenario: Scenario, name: str, system: DecodeSystem, longest: T
     return InBlocks(scenario, name, system)
 
 
-def _leased(machine: Machine, sizes: dict[str, float], who: str) -> list[Lease]:
+def leased(machine: Machine, sizes: dict[str, float], who: str) -> list[Lease]:
     """Holds memory by name. Raises OutOfMemory."""
     leases: list[Lease] = []
     for name, n_bytes in sizes.items():
@@ -106,6 +111,22 @@ def _leased(machine: Machine, sizes: dict[str, float], who: str) -> list[Lease]:
             raise OutOfMemory(f"{who}: {lease}")
         leases.append(lease)
     return leases
+
+
+def read_prompt(
+    machine: Machine,
+    model: ModelSpec,
+    kernel: AttentionKernel,
+    tokens: int,
+    known: int,
+    request: int,
+    after: tuple[Ticket, ...] = (),
+) -> Ticket:
+    """Fires with the token that follows so many tokens of a prompt behind the `known` ones, all in memory."""
+    for layer in range(model.layers):
+        op = PrefillLayer(1, tokens, layer, kernel=kernel, context_tokens=known)
+        after = (machine.submit(op, after=after, request=request),)
+    return machine.submit(OutputHead(1), after=after, request=request)
 
 
 @dataclass(frozen=True)
@@ -164,7 +185,7 @@ class InMemory:
     works_on: Literal["memory", "flash"] = "memory"
 
     def __init__(self, scenario: Scenario, name: str, roles: Roles) -> None:
-        self._scenario, self._name, self._roles = scenario, name, roles
+        self._scenario, self._name, self._roles, self.kernel = scenario, name, roles, roles.attention
         self._peak = Peak(roles, scenario.model)
         storage = scenario.device.storage
         self._alignment = 1 if storage is None else int(storage.block_bytes)
@@ -177,23 +198,19 @@ class InMemory:
         return 0.0
 
     def memory_bytes(self, ask: Ask) -> float:
-        return sum(self._sizes(ask).values())
+        return sum(self.sizes(ask).values())
 
-    def _sizes(self, ask: Ask) -> dict[str, float]:
+    def sizes(self, ask: Ask) -> dict[str, float]:
+        """Returns what the turn takes of memory, by name."""
         batch = as_batch(self._scenario, self._name, ask.prompt, ask.output)
         whole = self._peak.batch_bytes(1, Request(0.0, ask.prompt, ask.output))
         near_bytes = ask.near * self._scenario.model.kv_bytes_per_token
         return {"kv": max(0.0, whole - near_bytes)} | Ledger(workspace(batch, self._roles)).at(0)
 
     def run(self, world: World, ask: Ask, answered: Answered) -> Process:
-        machine, model, kernel = world.machine, self._scenario.model, self._roles.attention
-        leases = _leased(machine, self._sizes(ask), f"turn {ask.number + 1}")
-        done: tuple[Ticket, ...] = ()
-        for layer in range(model.layers):
-            left = ask.prompt - ask.known
-            op = PrefillLayer(1, left, layer, kernel=kernel, context_tokens=ask.known)
-            done = (machine.submit(op, after=done, request=ask.number),)
-        yield machine.submit(OutputHead(1), after=done, request=ask.number)
+        machine, model, kernel = world.machine, self._scenario.model, self.kernel
+        leases = leased(machine, self.sizes(ask), f"turn {ask.number + 1}")
+        yield read_prompt(machine, model, kernel, ask.prompt - ask.known, ask.known, ask.number)
         sampling = Sampling.of(self._scenario, world, ask)
         outline = _Outline(world, sampling, answered)
         outline.on_token()
@@ -275,7 +292,7 @@ class InBlocks:
         own: OneTurn = world.content.turn(self._batch(ask), need)
         sampling = Sampling.of(self._scenario, world, ask)
         outline = _Outline(world, sampling, answered)
-        leases = _leased(world.machine, self._passing(ask, plan), f"turn {ask.number + 1}")
+        leases = leased(world.machine, self._passing(ask, plan), f"turn {ask.number + 1}")
         decode = LockStepDecode(own.machine, plan, lambda tokens: outline.on_token(), own.foresight, own.keys)
         yield from decode.run_parts([(sampling.skipped, sampling.steps - 1)])
         yield from outline.rest()

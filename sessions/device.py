@@ -126,6 +126,7 @@ class SessionDevice:
             units_streamed=0 if load is None else load.units_streamed,
             units_computed=0 if load is None else load.units_computed,
             units_read=0 if load is None else load.units_read,
+            said_by_cloud=answered.came,
             **self._brought(found, load),
             streamed_bytes=0.0 if load is None else load.streamed_bytes,
             written_bytes=keeping.written_bytes - written_bytes,
@@ -155,6 +156,7 @@ class SessionDevice:
             known=known,
             stored=tokens * len(stored),
             near=tokens * len(near),
+            there=tokens * found.beginning_in("cloud"),
         )
 
     def _check_storage(self, turn: Turn, ask: Ask) -> None:

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 
+from kvferry.pipelines.assist.estimates import window_of
+from kvferry.pipelines.assist.roles import BOTH, DECODE, PREFILL
+from kvferry.pipelines.assist.systems import AssistSystem
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.policies.decode.blocking import ValueGroups
 from kvferry.scenarios.resolve import Complaint
@@ -36,6 +39,8 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
     if "flash" in system.places and isinstance(roles.layout, ValueGroups):
         what = f"{system.decode} writes values alone to flash, and the next turn needs keys, too"
         yield Complaint(at, f"{what}; keep: memory or cloud, or another decode system would do")
+    if system.assisting is not None:
+        yield from _assist_faults(scenario, system, system.assisting)
     needs_storage = "flash" in system.places or roles.placement.away == "storage"
     if needs_storage and scenario.device.storage is None:
         yield without_storage(scenario, f"is missing, on which {scenario.system} keeps KV")
@@ -50,6 +55,25 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
             yield Complaint(
                 ("budget", f"kept_{place}"), f"{what}; or a smaller workload.block, or keep without {place}"
             )
+
+
+def _assist_faults(scenario: Scenario, system: SessionSystem, assisting: AssistSystem) -> Iterator[Complaint]:
+    at = ("policies", "assist")
+    if assisting.answers != "helped" or assisting.assist.ratio != 1.0:
+        what = f"{system.assist} leaves a device without the KV of what is new, from which its next turn goes on"
+        yield Complaint(at, f"{what}; tokens-only would do")
+    if not system.decoding.roles.all_in_memory:
+        what = (
+            f"{system.decode} decodes from KV elsewhere than in memory, and a cloud's tokens are decoded through there"
+        )
+        yield Complaint(at, f"{what}; policies.decode: vllm would do")
+    known = {*scenario.machines}
+    if not (known == {BOTH} or known == {PREFILL, DECODE}):
+        what = f"{system.assist} needs a cloud: instances called {BOTH}, or some called {PREFILL} and {DECODE}"
+        yield Complaint(("machines",), what)
+    if window_of(scenario.device) is not None:
+        what = f"{scenario.device.main} attends to a window, and turns to all that came before"
+        yield Complaint(at, f"{what}; another processor would do")
 
 
 def without_effect(scenario: Scenario, system: SessionSystem) -> Iterator[str]:

@@ -29,6 +29,10 @@ class Found:
         """Returns the blocks that lie in this place, whether or not in another as well."""
         return [n for n, places in enumerate(self.blocks) if place in places]
 
+    def beginning_in(self, place: Place) -> int:
+        """Returns how many blocks from the first one on lie in this place without a gap."""
+        return next((n for n, places in enumerate(self.blocks) if place not in places), len(self.blocks))
+
     @property
     def computed(self) -> int:
         """Returns the tokens whose KV is nowhere."""

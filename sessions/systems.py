@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.loading.systems import SYSTEMS, LoadingSystem
 from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
@@ -27,7 +28,8 @@ def keeping_of(keep: Keep = "drop", evict: EvictionName = "lru") -> None:
 @dataclass(frozen=True, kw_only=True)
 class SessionSystem:
     """A composition. ``load``: brings what lies in the cloud alone. ``decode``: answers; its layout is that of KV on
-    flash. ``keep``, ``evict``: where KV stays between turns, and what goes first when room is lacking."""
+    flash. ``assist``: a cloud that reads what is new, too. ``keep``, ``evict``: where KV stays between turns, and what
+    goes first when room is lacking."""
 
     about: str
     load: str = "ferry"
@@ -35,9 +37,12 @@ class SessionSystem:
     keep: Keep = "drop"
     evict: EvictionName = "lru"
     paper: str = "sessions"
-    # What a scenario says of the two systems, by role.
+    # A cloud that helps with what is new in a turn; None: none does.
+    assist: str | None = None
+    # What a scenario says of these systems, by role.
     loading: LoadingSystem
     decoding: DecodeSystem
+    assisting: AssistSystem | None = None
 
     @property
     def codec(self) -> str | None:
@@ -51,25 +56,27 @@ class SessionSystem:
     @property
     def policy_schemas(self) -> Mapping[str, Schema]:
         kept = {key: setting(value) for key, value in schema_of(keeping_of).items()}
-        return {"load": _named(SYSTEMS), "decode": _named(DECODE_SYSTEMS), **kept}
+        named = {role: _named(table) for role, (_, table) in _ROLES.items()}
+        return {**named, **kept}
 
     @property
     def policy_rules(self) -> Sequence[Schema]:
         return ()
 
     def with_policies(self, policies: Mapping[str, Any]) -> "SessionSystem":
-        """The same system with some of its parts replaced: `load` and `decode` by a system's name, or {"name": ...,
-        that system's own policies}, or these alone; `keep` and `evict` by a name. Raises BadParameters."""
+        """The same system with some of its parts replaced: `load`, `decode` and `assist` by a system's name, or
+        {"name": ..., that system's own policies}, or these alone; `keep` and `evict` by a name. Raises
+        BadParameters."""
         complaints: list[Complaint] = []
         changed: dict[str, Any] = {}
-        for role, part, table in (("load", "loading", SYSTEMS), ("decode", "decoding", DECODE_SYSTEMS)):
+        for role, (part, table) in _ROLES.items():
             if role in policies:
                 try:
                     changed |= self._part(role, part, table, policies[role])
                 except BadParameters as error:
                     complaints += error.complaints
         try:
-            changed |= arguments_of(keeping_of, policies, load=Any, decode=Any) | changed
+            changed |= arguments_of(keeping_of, policies, **dict.fromkeys(_ROLES, Any)) | changed
         except BadParameters as error:
             complaints += error.complaints
         if complaints:
@@ -80,13 +87,23 @@ class SessionSystem:
         said = dict(value) if isinstance(value, Mapping) else {"name": value}
         name = said.pop("name", None)
         try:
-            own: System = getattr(self, part) if name is None else pick(f"{part} system", table, str(name))
+            own: System | None = getattr(self, part) if name is None else pick(f"{part} system", table, str(name))
+            if own is None:
+                raise InputError(f"names no system that assists; {', '.join(table)} are known")
             made = own.with_policies(said)
         except BadParameters as error:
             raise BadParameters([replace(one, key=(role, *one.key)) for one in error.complaints]) from None
         except InputError as error:
             raise BadParameters([Complaint((role,), str(error))]) from None
         return {part: made, role: getattr(self, role) if name is None else str(name)}
+
+
+# By the key under `policies`: the field that has the system, and those that there are.
+_ROLES: dict[str, tuple[str, Mapping[str, Any]]] = {
+    "load": ("loading", SYSTEMS),
+    "decode": ("decoding", DECODE_SYSTEMS),
+    "assist": ("assisting", ASSIST_SYSTEMS),
+}
 
 
 def _named(table: Mapping[str, System]) -> Schema:

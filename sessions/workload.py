@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import simpy
 
-from kvferry.backends.needs import KvOfTurns, KvOfTurnsInCloud, Needs
+from kvferry.backends.needs import KvOfTurns, KvOfTurnsInCloud, Needs, Prompts
 from kvferry.backends.world import NO_INPUTS, Inputs, World
 from kvferry.machine.instant import at
 from kvferry.pipelines.decoding.runtimes import runtime_spec
@@ -12,8 +12,9 @@ from kvferry.pipelines.record import RequestRecord, Sessions, TurnRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
 from kvferry.scenarios.resolve import Complaint
-from kvferry.sessions.answering import AnswerStage, answer_stage, whole_prompt
+from kvferry.sessions.answering import AnswerStage, InMemory, answer_stage, whole_prompt
 from kvferry.sessions.as_batch import as_batch
+from kvferry.sessions.assisting import Assisted
 from kvferry.sessions.device import SessionDevice, Told
 from kvferry.sessions.faults import session_faults, without_effect
 from kvferry.sessions.systems import SESSION_SYSTEMS, SessionSystem
@@ -28,11 +29,13 @@ class Session:
     """A WorkloadKind."""
 
     headline = "ttft_s"
-    of_many_machines = False
 
     @property
     def systems(self) -> Mapping[str, System]:
         return SESSION_SYSTEMS
+
+    def of_many_machines(self, scenario: Scenario) -> bool:
+        return bool(scenario.policy_values.get("assist"))
 
     def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
         assert isinstance(system, SessionSystem)
@@ -59,6 +62,12 @@ class SessionFlow:
         self._turns = turns_of(scenario.session.workload, scenario.seed)
         longest = self._turns.longest
         self._stage: AnswerStage = answer_stage(scenario, system.decode, system.decoding, longest)
+        # Machines beside the device.
+        self._cloud: tuple[str, ...] = ()
+        if system.assisting is not None:
+            assert isinstance(self._stage, InMemory)
+            self._stage = assisted = Assisted(scenario, system.assisting, self._stage, longest)
+            self._cloud = assisted.machines
         # Where not even a budget of all memory would do, it says so before anything is run.
         self._stage.memory_bytes(whole_prompt(longest))
         self._told: list[Told] = []
@@ -68,11 +77,13 @@ class SessionFlow:
         longest, system = self._turns.longest, self._system
         batch = as_batch(self._scenario, system.decode, longest.prompt, longest.output)
         runtime = runtime_spec(batch, system.decoding)
+        cloud = dict.fromkeys(self._cloud, Prompts())
         if not self._uses_cloud or system.codec is None:
-            return {DEVICE: KvOfTurns(runtime=runtime)}
+            return {DEVICE: KvOfTurns(runtime=runtime), **cloud}
         prompts = tuple((turn.source, turn.prompt) for turn in self._turns.numbered)
         block = self._turns.block
-        return {DEVICE: KvOfTurnsInCloud(codec=system.codec, prompts=prompts, block=block, runtime=runtime)}
+        need = KvOfTurnsInCloud(codec=system.codec, prompts=prompts, block=block, runtime=runtime)
+        return {DEVICE: need, **cloud}
 
     @property
     def _uses_cloud(self) -> bool:

@@ -153,13 +153,14 @@ class Cloud:
             request=request,
         )
         prompt, tokens, came_s = taken.tokens, asked["tokens"], env.now
+        context = asked.get("known", 0) + prompt
         needs_slot = tokens > 1 or asked["drafts"]
         if not prompt:
             raise BadMessage("what the device has sent is no request: its text is empty")
         self._serves.check(prompt=prompt)
         place: Place | None = None
         if needs_slot and not self._apart:
-            place = yield self._wanted(held, prompt + tokens)
+            place = yield self._wanted(held, context + tokens)
         began_s = env.now
         first = yield from self._prefilled(asked, held, prompt, place)
         there_s = env.now
@@ -167,16 +168,16 @@ class Cloud:
         # Which the host does, whether or not there is a slot yet.
         refining = self._refined(asked, request, prompt) if asked["ratio"] < 1 else None
         if needs_slot and place is None:
-            place = yield self._wanted(held, prompt + tokens)
+            place = yield self._wanted(held, context + tokens)
         placed_s = began_s if place is None or not self._apart else env.now
-        moved = self._moved(held.prompt, prompt, place)
+        moved = self._moved(held.prompt, context, place)
         mask: str | None = None if refining is None else (yield refining)
-        turn, kept_s = None, self._decoding[0].kept_s(prompt + tokens)
+        turn, kept_s = None, self._decoding[0].kept_s(context + tokens)
         if place is not None and asked["pace_s"] is not None and not asked["drafts"]:
             if moved is not None:
                 yield moved
             paced_s = max(asked["pace_s"], kept_s)
-            turn = held.turn = place.instance.decode(request, prompt, tokens - 1, paced_s)
+            turn = held.turn = place.instance.decode(request, context, tokens - 1, paced_s)
             if turn.sends_s > env.now:
                 yield at(env, turn.sends_s)
         waited_s = placed_s - there_s if self._apart and place is not None else began_s - came_s
@@ -190,9 +191,9 @@ class Cloud:
             yield moved
         if asked["drafts"]:
             assert place is not None
-            yield from self._verify(channel, place, held, asked, prompt)
+            yield from self._verify(channel, place, held, asked, context)
         elif place is not None:
-            turn = held.turn = turn or place.instance.decode(request, prompt, tokens - 1, None)
+            turn = held.turn = turn or place.instance.decode(request, context, tokens - 1, None)
             stream = channel.stream(handling.answer_token_bytes)
             yield turn.into(stream, None if breaks is None else breaks.tokens - 1)
             if breaks is None or breaks.tokens >= tokens:
@@ -238,7 +239,8 @@ class Cloud:
                 instance.lora, instance.scene = instance.machine.move(lora, "host", "device"), asked["scene"]
             if instance.lora is not None:
                 yield instance.lora
-            held.prompt = instance.prefill(held.request, prompt, has_memory=place is not None)
+            known = asked.get("known", 0)
+            held.prompt = instance.prefill(held.request, prompt, has_memory=place is not None, before=known)
             first: str | None = yield held.prompt.done
         finally:
             instance.prefilling -= prompt

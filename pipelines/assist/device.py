@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import simpy
 
 from kvferry.cloud.messages import Message, ask, one_line, refined_tokens, response_bytes
-from kvferry.cloud.story import Story
+from kvferry.cloud.story import Behind, Story
 from kvferry.machine.channel import Channel
 from kvferry.machine.handles import Continued
 from kvferry.machine.handling import Forget, Prepare, Prepared, Unpack
@@ -21,6 +21,7 @@ from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, w
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.help import Help, Patience
 from kvferry.policies.assist.prompt_mask import BadMask, text_of_mask
+from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 
@@ -33,15 +34,18 @@ class Device:
     """What every device of a scenario does with a request; `front` is the cloud's name.
 
     A model that is not resident is loaded when a request comes, with the LoRA of what it is about, beside what is sent
-    and awaited. Prefill of the prompt's fixed beginning does not wait for the mask either.
+    and awaited. Prefill of the prompt's fixed beginning does not wait for the mask either. ``kernel``: how it attends
+    where it is modelled.
     """
+
+    kernel = AttentionKernel()
 
     def __init__(self, scenario: Scenario, estimates: Estimates, front: str, wanted: Help) -> None:
         self._scenario, self._estimates, self._front = scenario, estimates, front
         self._workload, self._model = scenario.assist.workload, scenario.model
         self._window, self._help = window_of(scenario.device), wanted
-        # By prompt and ratio.
-        self._waits: dict[tuple[int, float], Patience] = {}
+        # By prompt, ratio, and what the prompt goes on from.
+        self._waits: dict[tuple[int, float, Behind], Patience] = {}
         self._start_bytes = start_bytes(scenario)
 
     def alone(self, machine: Machine, story: Story) -> Process:
@@ -113,7 +117,8 @@ class Device:
         leases = [self._hold(machine, refined + story.output)]
         least_s = self._least_pace_s(story, refined, refined - beginning, beginning)
         cloud = yield from self._asked(machine, story, least_s)
-        ready_s = env.now + self._estimates.start_s + (self._estimates.prefill_s(beginning) if beginning else 0.0)
+        here = story.behind.here
+        ready_s = env.now + self._estimates.start_s + (self._estimates.prefill_s(beginning, here) if beginning else 0.0)
         before = self._started(machine, story)
         if beginning:
             before = (self._prefill(machine, story, beginning, 0, before),)
@@ -130,7 +135,7 @@ class Device:
                     leases.append(self._hold(machine, refined - expected))
             rest = refined - beginning
             story.unpacked_s = env.now
-            self._paced(story, answer, refined, self._expected_s(machine, ready_s, rest, beginning), said)
+            self._paced(story, answer, refined, self._expected_s(machine, ready_s, rest, here + beginning), said)
             yield self._prefill(machine, story, rest, beginning, before) if rest else before[0]
             story.own_first_s = env.now
             if not coming.triggered or len(answer) < story.output:
@@ -170,10 +175,10 @@ class Device:
         said = self._help.patience_s
         if said is None or isinstance(said, float | int):
             return Patience(answer_s=said, token_s=said)
-        key = story.prompt, story.ratio
+        key = story.prompt, story.ratio, story.behind
         if key not in self._waits:
-            n_bytes = response_bytes(self._workload, *key)
-            self._waits[key] = self._estimates.patience(story.prompt, n_bytes, said == "planned")
+            n_bytes = response_bytes(self._workload, story.prompt, story.ratio)
+            self._waits[key] = self._estimates.patience(story.prompt, n_bytes, said == "planned", story.behind)
         return self._waits[key]
 
     def _began(self, machine: Machine, story: Story, answer: Answer, said: Message) -> None:
@@ -206,7 +211,7 @@ class Device:
 
     def _prefill(self, machine: Machine, story: Story, tokens: int, before: int, after: tuple[Ticket, ...]) -> Ticket:
         """Fires with the token that follows."""
-        for piece in pieces(tokens, before, self._window):
+        for piece in pieces(tokens, story.behind.here + before, self._window):
             after = (machine.submit(piece, after=after, request=story.request),)
         return after[0]
 
@@ -225,7 +230,7 @@ class Device:
         expected to have done what this comes after."""
         rest = story.prompt - prefilled
         own = self._prefill(machine, story, rest, prefilled, before) if rest else before[0]
-        expected_s = self._expected_s(machine, ready_s, rest, prefilled)
+        expected_s = self._expected_s(machine, ready_s, rest, story.behind.here + prefilled)
         said = None if cloud is None else (yield from cloud.answer_before(own))
         if cloud is None or said is None:
             answer.following.end()
@@ -247,8 +252,10 @@ class Device:
         if story.output < 2:
             return
         of = Continued(answer.following, answer.said, tuple(answer.own), answer.by_text)
+        context += story.behind.here + 1
         run = machine.submit(
-            DecodeRun(story.output - 1, context + 1, of, window_tokens=self._window), request=story.request
+            DecodeRun(story.output - 1, context, of, window_tokens=self._window, kernel=self.kernel),
+            request=story.request,
         )
         corrected: int | None = yield run
         story.corrected = corrected
@@ -281,7 +288,7 @@ class Device:
         amortised_s = 0.0
         if rest and self._help.smoothing == "causal":
             unpack_s = self._workload.handling.unpack_token_s * story.prompt
-            amortised_s = unpack_s + self._estimates.prefill_s(rest, beginning)
+            amortised_s = unpack_s + self._estimates.prefill_s(rest, story.behind.here + beginning)
         return self._own_tpot_s(story, refined) + amortised_s / (story.planned - 1)
 
     def _expected_s(self, machine: Machine, ready_s: float, rest: int, before: int) -> float:
@@ -308,7 +315,7 @@ class Device:
         return max(own_s, min(cloud_tpot_s, self._workload.tolerable_tpot_s))
 
     def _own_tpot_s(self, story: Story, refined: int) -> float:
-        return self._estimates.tpot_s(refined + story.output / 2)
+        return self._estimates.tpot_s(story.behind.here + refined + story.output / 2)
 
     def _hold(self, machine: Machine, tokens: int) -> Lease:
         """Memory for the KV of this many tokens; the device keeps no more than its window. Raises

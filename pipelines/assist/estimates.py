@@ -7,6 +7,7 @@ from functools import cache, cached_property
 import simpy
 
 from kvferry.cloud.messages import response_bytes
+from kvferry.cloud.story import NOTHING, Behind
 from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
 from kvferry.policies.assist.assistance import Assistance, Smoothing
 from kvferry.policies.assist.fallback import Alone, Fallback, fallback, too_late
@@ -67,11 +68,11 @@ class Prices:
     def op_s(self, op: Prefill | DecodeStep) -> float:
         return self._price(op)
 
-    def prefill_s(self, tokens: int, serving: Serving) -> float:
-        """Of a prompt where nobody decodes beside."""
-        took_s, before = 0.0, 0
-        while before < tokens:
-            piece = serving.piece_tokens(tokens - before, beside=False)
+    def prefill_s(self, tokens: int, serving: Serving, before: int = 0) -> float:
+        """Of a prompt where nobody decodes beside, behind so many tokens whose KV is known."""
+        took_s, end = 0.0, before + tokens
+        while before < end:
+            piece = serving.piece_tokens(end - before, beside=False)
             took_s, before = took_s + self._price(Prefill(piece, before)), before + piece
         return took_s
 
@@ -141,29 +142,30 @@ class Estimates:
         env.run(until=storage_of(env, storage, lambda span: None).read(Extents([0], [n_bytes])))
         return float(env.now)
 
-    def patience(self, prompt: int, response_bytes: float, planned: bool) -> Patience:
+    def patience(self, prompt: int, response_bytes: float, planned: bool, behind: Behind = NOTHING) -> Patience:
         """How long a device waits for the cloud with a prompt of this length."""
-        there = self.assistance(prompt, response_bytes, "causal", self._scenario.link)
-        own_prefill_s = self.start_s + self.prefill_s(prompt)
+        there = self.assistance(prompt, response_bytes, "causal", self._scenario.link, behind)
+        own_prefill_s = self.start_s + self.prefill_s(prompt, behind.here)
         return patience_of(own_prefill_s=own_prefill_s, cloud_ttft_s=there.cloud_ttft_s, planned=planned)
 
-    def help(self, prompt: int, link: LinkSpec, wanted: Help) -> Setting | Fallback:
+    def help(self, prompt: int, link: LinkSpec, wanted: Help, behind: Behind = NOTHING) -> Setting | Fallback:
         """What help a prompt of this length gets over a link: as a system wants it, and as problem P has what it leaves
         open."""
         workload = self._scenario.assist.workload
         ratio = workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
-        of = self.assistance(prompt, response_bytes(workload, prompt, ratio), wanted.smoothing, link)
-        found, alone = setting_of(of, wanted.tokens, wanted.ratio), self.alone(prompt)
+        of = self.assistance(prompt, response_bytes(workload, prompt, ratio), wanted.smoothing, link, behind)
+        found, alone = setting_of(of, wanted.tokens, wanted.ratio), self.alone(prompt, behind)
         if isinstance(found, Setting) and "auto" in (wanted.tokens, wanted.ratio):
             found = too_late(of, alone) or found
         if isinstance(found, NoSetting):
             return fallback(of, found, alone, workload.output, wanted.tokens, wanted.ratio)
         return found
 
-    def alone(self, prompt: int) -> Alone:
+    def alone(self, prompt: int, behind: Behind = NOTHING) -> Alone:
         """What the device does by itself with a prompt of this length, beside what it must do before it can ask."""
-        ready_s = self.start_s + self.prefill_s(prompt) - self._scenario.assist.workload.handling.prepare_s
-        return Alone(ttft_s=ready_s, tpot_s=self.tpot_s(prompt + self._scenario.assist.workload.output / 2))
+        ready_s = self.start_s + self.prefill_s(prompt, behind.here) - self._scenario.assist.workload.handling.prepare_s
+        context = behind.here + prompt + self._scenario.assist.workload.output / 2
+        return Alone(ttft_s=ready_s, tpot_s=self.tpot_s(context))
 
     def least_ratio_note(self, prompt: int) -> str | None:
         """What a scenario's least share of prompts of this length is cut to by the device's window; None: it is not."""
@@ -175,7 +177,9 @@ class Estimates:
             f"workload.least_ratio of {least:g} is not kept for every prompt: {what}, a share of {window / prompt:.3g}"
         )
 
-    def assistance(self, prompt: int, response_bytes: float, smoothing: Smoothing, link: LinkSpec) -> Assistance:
+    def assistance(
+        self, prompt: int, response_bytes: float, smoothing: Smoothing, link: LinkSpec, behind: Behind = NOTHING
+    ) -> Assistance:
         """Problem P of a prompt. Quality asks for at least so much of it as the workload says, but for no more than the
         device's window holds."""
         assert self.prefilling is not None and self.decoding is not None
@@ -185,14 +189,15 @@ class Estimates:
         if self._window is not None:
             least = min(least, self._window / prompt)
         refined = max(1, round(least * prompt))
-        sent_s = _sent_s(prompt * handling.prompt_token_bytes, link.up or link) + _sent_s(response_bytes, link)
+        sent = behind.here + prompt - behind.there
+        sent_s = _sent_s(sent * handling.prompt_token_bytes, link.up or link) + _sent_s(response_bytes, link)
         priced_s = {
-            f"the cloud's prefill of {prompt:,} tokens": self.prefilling.prefill_s(prompt, self._serving),
-            f"the device's prefill of {refined:,} tokens": self.prefill_s(refined),
+            f"the cloud's prefill of {sent:,} tokens": self.prefilling.prefill_s(sent, self._serving, behind.there),
+            f"the device's prefill of {refined:,} tokens": self.prefill_s(refined, behind.here),
             # Of one request: how many others share a step is not known beforehand. What the cloud keeps with all of
             # them counts in what devices promise.
-            "a token of the cloud's": self.decoding.op_s(DecodeStep(1, prompt)),
-            "a token of the device's": self.tpot_s(refined + workload.output / 2),
+            "a token of the cloud's": self.decoding.op_s(DecodeStep(1, behind.here + prompt)),
+            "a token of the device's": self.tpot_s(behind.here + refined + workload.output / 2),
         }
         _check_positive(priced_s)
         cloud_s, device_s, cloud_tpot_s, device_tpot_s = priced_s.values()

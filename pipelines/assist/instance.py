@@ -104,8 +104,8 @@ class Prompt:
 
     __slots__ = ("before", "done", "has_memory", "instance", "lease", "left", "request")
 
-    def __init__(self, instance: Instance, request: int, tokens: int, has_memory: bool) -> None:
-        self.instance, self.request, self.before, self.left = instance, request, 0, tokens
+    def __init__(self, instance: Instance, request: int, tokens: int, has_memory: bool, before: int) -> None:
+        self.instance, self.request, self.before, self.left = instance, request, before, tokens
         self.done: simpy.Event = instance.machine.env.event()
         # Whether there is memory for its KV, and what of it is its own.
         self.has_memory = has_memory
@@ -202,9 +202,10 @@ class Instance:
 
     # --- work ----------------------------------------------------------------------------------------------------
 
-    def prefill(self, request: int, tokens: int, *, has_memory: bool) -> Prompt:
-        """`has_memory`: there is memory for the prompt's KV already."""
-        prompt = Prompt(self, request, tokens, has_memory)
+    def prefill(self, request: int, tokens: int, *, has_memory: bool, before: int = 0) -> Prompt:
+        """`has_memory`: there is memory for the prompt's KV already, and that of the tokens `before` it, whose KV is
+        known."""
+        prompt = Prompt(self, request, tokens, has_memory, before)
         self._prompts.append(prompt)
         self._wake()
         return prompt
@@ -295,7 +296,7 @@ class Instance:
         waits = False
         for prompt in self._prompts:
             if not prompt.has_memory and not waits:
-                lease = self.reserve(prompt.left)
+                lease = self.reserve(prompt.before + prompt.left)
                 if not isinstance(lease, Refused):
                     prompt.lease, prompt.has_memory = lease, True
                 elif self.holds:

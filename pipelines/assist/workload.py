@@ -17,9 +17,7 @@ from kvferry.cloud.story import Story
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
-from kvferry.pipelines.assist.device import Device
-from kvferry.pipelines.assist.estimates import Estimates
-from kvferry.pipelines.assist.instance import Instance
+from kvferry.pipelines.assist.roles import BOTH, DECODE, PREFILL, Roles, promise, serve
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.pipelines.record import Assisted, RequestRecord
@@ -34,8 +32,6 @@ from kvferry.specs.scenario import Scenario
 from kvferry.traces.assisted import assisted_requests, networks_of
 from kvferry.traces.request import Request
 
-# Machines of a scenario that make up the cloud: instances that do both, or each one of the two.
-BOTH, PREFILL, DECODE = "cloud", "prefill", "decode"
 # Progress is reported every this many requests.
 _PROGRESS_REQUESTS = 64
 # Requests whose tokens a run keeps one by one; of all it keeps figures.
@@ -52,7 +48,9 @@ class Assist:
     """A WorkloadKind."""
 
     headline = "ttft_s"
-    of_many_machines = True
+
+    def of_many_machines(self, scenario: Scenario) -> bool:
+        return True
 
     @property
     def systems(self) -> Mapping[str, System]:
@@ -101,16 +99,9 @@ class AssistFlow:
         self._scenario, self._system, self._progress = scenario, system, progress
         workload = scenario.assist.workload
         self._requests = assisted_requests(workload, scenario.seed).as_they_came(inputs.arrivals)
-        self._prefilling = _instances(scenario, PREFILL) or _instances(scenario, BOTH)
-        self._decoding = _instances(scenario, DECODE) or _instances(scenario, BOTH)
-        # Whom devices talk to: the load balancer stands before the first instance.
-        front = next(iter(self._prefilling), None)
-        seen = None if front is None else scenario.seen_by(front)
-        decodes = scenario.seen_by(self._decoding[0]) if self._decoding else None
-        self._estimates = Estimates(scenario, seen, decodes, system.serving)
-        self._device = Device(scenario, self._estimates, front or "", system.assist)
+        self._roles = Roles(scenario, system)
+        self._device = self._roles.device()
         self._cloud: Cloud | None = None
-        self._cloud_model = scenario.model if seen is None else seen.model
         self._networks = networks_of(workload, scenario.seed)
         self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
         # By network and prompt's length.
@@ -130,7 +121,7 @@ class AssistFlow:
 
     @property
     def needs(self) -> Needs:
-        cloud = (*self._prefilling, *self._decoding) if self._system.needs_a_cloud else ()
+        cloud = (*self._roles.prefilling, *self._roles.decoding) if self._system.needs_a_cloud else ()
         return dict.fromkeys((DEVICE, *cloud), Prompts())
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
@@ -138,8 +129,8 @@ class AssistFlow:
         self._stays = _stays(self._scenario.assist.workload, world)
         self._all_done = env.event()
         # Where the cloud is elsewhere, the device's role is all that happens here.
-        if self._system.needs_a_cloud and self._prefilling[0] in world.machines:
-            self._cloud = self._made_cloud(world.machines)
+        if self._system.needs_a_cloud and self._roles.front in world.machines:
+            self._cloud = self._roles.cloud(world.machines, Served())
         env.process(self._arrivals(world))
         yield self._all_done
         # The cloud may hear later than the user that it was the last word.
@@ -157,7 +148,7 @@ class AssistFlow:
     def cloud_role(self, machines: Mapping[str, Machine]) -> Callable[[str, str], Process]:
         """The cloud's role, for devices of other processes: request after request. A ServedFlow."""
         numbers = count()
-        cloud = self._made_cloud(machines, lambda request: next(numbers), self._serves)
+        cloud = self._roles.cloud(machines, self._serves, lambda request: next(numbers))
 
         def served(machine: str, device: str) -> Process:
             while (yield from cloud.serve(device, lambda *seconds: None)):
@@ -165,33 +156,13 @@ class AssistFlow:
 
         return served
 
-    def _made_cloud(
-        self, machines: Mapping[str, Machine], numbers: Callable[[int], int] = int, serves: Served | None = None
-    ) -> Cloud:
-        of, serving = self._estimates, self._system.serving
-        assert of.prefilling is not None and of.decoding is not None
-        instances = {
-            name: Instance(machines[name], prices, serving, of.kept_tpot_s, self._cloud_model.kv_bytes_per_token)
-            for names, prices in ((self._prefilling, of.prefilling), (self._decoding, of.decoding))
-            for name in names
-        }
-        return Cloud(
-            machines[self._prefilling[0]],
-            [instances[name] for name in self._prefilling],
-            [instances[name] for name in self._decoding],
-            self._system.serving,
-            self._scenario.assist.workload,
-            numbers,
-            serves,
-        )
-
     def left(self, world: World, end: Totals) -> Left:
         n, kept = len(self._columns["request"]), len(self._stories)
         notes = []
         for key in filter(self._noted.__contains__, _NOTES):
             found, first = self._noted[key]
             notes.append(f"{found:,} of {n:,} requests {_NOTES[key]}: {first}")
-        if said := self._estimates.least_ratio_note(int(max(self._columns["prompt"], default=0))):
+        if said := self._roles.estimates.least_ratio_note(int(max(self._columns["prompt"], default=0))):
             notes.append(said)
         if n > kept:
             notes.append(f"token by token are kept the first {kept:,} of {n:,} requests")
@@ -292,11 +263,7 @@ class AssistFlow:
 
     def _serve(self, cloud: Cloud, machine: Machine, story: Story) -> None:
         """Have the cloud of this world wait for the story's request."""
-
-        def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
-            story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
-
-        serving = machine.env.process(cloud.serve(machine.outside.name, tell))
+        serving = serve(cloud, machine, story)
         self._serving[serving] = None
         serving.callbacks.append(self._serving.pop)
 
@@ -319,15 +286,7 @@ class AssistFlow:
         elif self._system.answers != "helped":
             story.tokens = story.output
         else:
-            found = self._setting(int(self._networks[story.device]), story.prompt)
-            setting = found.setting if isinstance(found, Fallback) else found
-            if setting is not None:
-                story.planned, story.ratio = setting.tokens, setting.ratio
-                story.tokens = min(setting.tokens, story.output)
-            if isinstance(found, Fallback) and found.by == "device":
-                story.alone = str(found)
-            elif isinstance(found, Fallback):
-                story.beyond, story.tokens = str(found), story.tokens or story.output
+            promise(story, self._setting(int(self._networks[story.device]), story.prompt))
         return story
 
     def _setting(self, network: int, prompt: int) -> Setting | Fallback:
@@ -335,12 +294,8 @@ class AssistFlow:
         key = network, prompt
         if key not in self._settings:
             link = self._links.get(network, self._scenario.link)
-            self._settings[key] = self._estimates.help(prompt, link, self._system.assist)
+            self._settings[key] = self._roles.estimates.help(prompt, link, self._system.assist)
         return self._settings[key]
-
-
-def _instances(scenario: Scenario, name: str) -> tuple[str, ...]:
-    return scenario.machines[name].instances(name) if name in scenario.machines else ()
 
 
 def _stays(workload: AssistSpec, world: World) -> str | None:

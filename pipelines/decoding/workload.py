@@ -57,7 +57,9 @@ class Decode:
     """A WorkloadKind."""
 
     headline = "throughput_tokens_per_s"
-    of_many_machines = False
+
+    def of_many_machines(self, scenario: Scenario) -> bool:
+        return False
 
     @property
     def systems(self) -> Mapping[str, System]:

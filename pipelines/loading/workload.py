@@ -75,7 +75,9 @@ class ContextReuse:
     """A WorkloadKind."""
 
     headline = "ttft_s"
-    of_many_machines = False
+
+    def of_many_machines(self, scenario: Scenario) -> bool:
+        return False
 
     @property
     def systems(self) -> Mapping[str, System]:

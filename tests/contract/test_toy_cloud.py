@@ -104,7 +104,10 @@ class ToyKind:
     """A WorkloadKind."""
 
     headline = "ttft_s"
-    of_many_machines = True
+
+    def of_many_machines(self, scenario: Scenario) -> bool:
+        return True
+
     flows: tuple[Toy, ...] = ()
 
     @property

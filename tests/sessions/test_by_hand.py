@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from by_hand import ByHand
+from by_hand import LayersByHand
 from tiny import tiny
 
-from kvferry.machine.ops import Advance, Number, Op, OutputHead, PrefillLayer, Project
+from kvferry.machine.ops import Advance, Number, Op, Project
 from kvferry.pipelines.record import TurnRecord
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.keep.eviction import Lru
@@ -39,15 +39,6 @@ ON_FLASH: dict[str, Any] = {
     # Eight blocks.
     "budget": {"kept_memory": "409600 B"},
 }
-
-
-class LayersByHand(ByHand):
-    """1 ms for a token through all four layers, 20 ms for a step."""
-
-    def cost(self, op: Op) -> Cost:
-        if isinstance(op, PrefillLayer):
-            return Cost(self._prefill_s * float(op.tokens) / 4)
-        return Cost(0.0) if isinstance(op, OutputHead) else super().cost(op)
 
 
 @pytest.fixture(autouse=True)

@@ -47,13 +47,13 @@ class ServedCloud:
         system = ASSIST_SYSTEMS["pd-device"].with_policies(scenario.policy_values)
         flow = AssistFlow(scenario, system, lambda done, of: None, NO_INPUTS)
         made: list[Cloud] = []
-        really = flow._made_cloud
+        really = flow._roles.cloud
 
         def keep(*args: Any) -> Cloud:
             made.append(really(*args))
             return made[0]
 
-        flow._made_cloud = keep  # type: ignore[method-assign]
+        flow._roles.cloud = keep  # type: ignore[method-assign]
         self._world = SimWorld(scenario, flow.needs, NO_INPUTS, lambda span: None)
         self.env, self._devices = self._world.machine.env, 0
         self._role = flow.cloud_role(self._world.machines)

@@ -1,0 +1,81 @@
+"""Both roles of a scenario: the device's, and the cloud that its machines make up."""
+
+from collections.abc import Callable, Mapping
+
+import simpy
+
+from kvferry.cloud.asked import Served
+from kvferry.cloud.story import Story
+from kvferry.machine.machine import Machine
+from kvferry.pipelines.assist.cloud import Cloud
+from kvferry.pipelines.assist.device import Device
+from kvferry.pipelines.assist.estimates import Estimates
+from kvferry.pipelines.assist.instance import Instance
+from kvferry.pipelines.assist.systems import AssistSystem
+from kvferry.policies.assist.fallback import Fallback
+from kvferry.policies.assist.optimiser import Setting
+from kvferry.specs.scenario import Scenario
+
+# Machines of a scenario that make up the cloud: instances that do both, or each one of the two.
+BOTH, PREFILL, DECODE = "cloud", "prefill", "decode"
+
+
+class Roles:
+    """Of a scenario whose workload is assist, under a system. ``prefilling``, ``decoding``: instances by name."""
+
+    def __init__(self, scenario: Scenario, system: AssistSystem) -> None:
+        self._scenario, self._system = scenario, system
+        self.prefilling = _instances(scenario, PREFILL) or _instances(scenario, BOTH)
+        self.decoding = _instances(scenario, DECODE) or _instances(scenario, BOTH)
+        # Whom devices talk to: the load balancer stands before the first instance.
+        self.front = next(iter(self.prefilling), None)
+        seen = None if self.front is None else scenario.seen_by(self.front)
+        decodes = scenario.seen_by(self.decoding[0]) if self.decoding else None
+        self._cloud_model = scenario.model if seen is None else seen.model
+        self.estimates = Estimates(scenario, seen, decodes, system.serving)
+
+    def device(self, of: type[Device] = Device) -> Device:
+        return of(self._scenario, self.estimates, self.front or "", self._system.assist)
+
+    def cloud(self, machines: Mapping[str, Machine], serves: Served, numbers: Callable[[int], int] = int) -> Cloud:
+        estimates, serving = self.estimates, self._system.serving
+        assert estimates.prefilling is not None and estimates.decoding is not None
+        instances = {
+            name: Instance(machines[name], prices, serving, estimates.kept_tpot_s, self._cloud_model.kv_bytes_per_token)
+            for names, prices in ((self.prefilling, estimates.prefilling), (self.decoding, estimates.decoding))
+            for name in names
+        }
+        return Cloud(
+            machines[self.prefilling[0]],
+            [instances[name] for name in self.prefilling],
+            [instances[name] for name in self.decoding],
+            serving,
+            self._scenario.assist.workload,
+            numbers,
+            serves,
+        )
+
+
+def serve(cloud: Cloud, machine: Machine, story: Story) -> simpy.Process:
+    """Has the cloud of this world wait for the story's request."""
+
+    def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
+        story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
+
+    return machine.env.process(cloud.serve(machine.outside.name, tell))
+
+
+def promise(story: Story, found: Setting | Fallback) -> None:
+    """Notes in a story the help that it is to get, or why it gets none or another."""
+    setting = found.setting if isinstance(found, Fallback) else found
+    if setting is not None:
+        story.planned, story.ratio = setting.tokens, setting.ratio
+        story.tokens = min(setting.tokens, story.output)
+    if isinstance(found, Fallback) and found.by == "device":
+        story.alone = str(found)
+    elif isinstance(found, Fallback):
+        story.beyond, story.tokens = str(found), story.tokens or story.output
+
+
+def _instances(scenario: Scenario, name: str) -> tuple[str, ...]:
+    return scenario.machines[name].instances(name) if name in scenario.machines else ()

@@ -1,0 +1,108 @@
+"""A cloud that helps with what is new in a turn, as a stage of it: P/D-Device's roles behind KV that both have."""
+
+from typing import Literal
+
+from kvferry.backends.world import World
+from kvferry.cloud.asked import Served
+from kvferry.cloud.story import Behind, Story
+from kvferry.machine.machine import Lease, Machine, Refused
+from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.assist.cloud import Cloud
+from kvferry.pipelines.assist.device import Device
+from kvferry.pipelines.assist.roles import Roles, promise, serve
+from kvferry.pipelines.assist.systems import AssistSystem
+from kvferry.policies.assist.fallback import Fallback
+from kvferry.policies.assist.optimiser import Setting
+from kvferry.sessions.answering import Answered, Ask, InMemory, Process, leased, read_prompt
+from kvferry.specs.assist import AssistBudget, AssistLive, AssistSpec
+from kvferry.specs.errors import OutOfMemory
+from kvferry.specs.scenario import Scenario
+from kvferry.traces.turn import Turn
+
+
+class _OfTurns(Device):
+    """The device's role in a turn: the turn holds its memory, and prompts are read as without help."""
+
+    def _prefill(self, machine: Machine, story: Story, tokens: int, before: int, after: tuple[Ticket, ...]) -> Ticket:
+        known = story.behind.here + before
+        return read_prompt(machine, self._model, self.kernel, tokens, known, story.request, after)
+
+    def _hold(self, machine: Machine, tokens: int) -> Lease:
+        lease = machine.memory.reserve(0.0, "kv")
+        if isinstance(lease, Refused):
+            raise OutOfMemory(str(lease))
+        return lease
+
+
+class Assisted:
+    """An AnswerStage: the cloud reads what is new, too, and its first tokens are shown until the device has its own,
+    which reads all of it and decodes through them. What the turn leaves is whole."""
+
+    works_on: Literal["memory", "flash"] = "memory"
+
+    def __init__(self, scenario: Scenario, system: AssistSystem, alone: InMemory, longest: Turn) -> None:
+        self._alone, self._system, self._link = alone, system, scenario.link
+        self._roles = Roles(_as_assisted(scenario, longest), system)
+        self._device = self._roles.device(_OfTurns)
+        self._device.kernel = alone.kernel
+        self._cloud: Cloud | None = None
+        # By what is known and what is new.
+        self._settings: dict[tuple[Behind, int], Setting | Fallback] = {}
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Returns the instances of the cloud."""
+        return (*self._roles.prefilling, *self._roles.decoding)
+
+    def flash_bytes(self, tokens: int) -> float:
+        return self._alone.flash_bytes(tokens)
+
+    def file_bytes(self, ask: Ask) -> float:
+        return self._alone.file_bytes(ask)
+
+    def memory_bytes(self, ask: Ask) -> float:
+        return self._alone.memory_bytes(ask)
+
+    def run(self, world: World, ask: Ask, answered: Answered) -> Process:
+        story = self._story(ask, world.machine.env.now)
+        if not story.tokens:
+            yield from self._alone.run(world, ask, answered)
+            return
+        leases = leased(world.machine, self._alone.sizes(ask), f"turn {ask.number + 1}")
+        if self._cloud is None:
+            self._cloud = self._roles.cloud(world.machines, Served(goes_on=True))
+        serve(self._cloud, world.machine, story)
+        yield from self._device.helped(world.machine, story)
+        answered.token_times_s += story.shown_s.tolist()
+        answered.came = story.came
+        for lease in leases:
+            lease.release()
+
+    def _story(self, ask: Ask, now_s: float) -> Story:
+        behind, new = Behind(here=ask.known, there=ask.there), ask.prompt - ask.known
+        story = Story(
+            request=ask.number,
+            device=0,
+            prompt=new,
+            output=ask.output,
+            scene=0,
+            arrival_s=now_s,
+            began_s=now_s,
+            behind=behind,
+        )
+        if (behind, new) not in self._settings:
+            self._settings[behind, new] = self._roles.estimates.help(new, self._link, self._system.assist, behind)
+        promise(story, self._settings[behind, new])
+        if story.tokens and not story.planned:
+            # It needs the KV of the turn, whoever answers: all tokens come from the cloud, and it goes along.
+            story.planned = story.tokens
+        return story
+
+
+def _as_assisted(scenario: Scenario, longest: Turn) -> Scenario:
+    """Returns the scenario of a session with requests like its longest turn as its workload."""
+    asked = AssistSpec(
+        kind="assist", prompt=max(2, longest.prompt), output=longest.output, resident=True, least_ratio=1
+    )
+    budget = AssistBudget(memory_bytes=scenario.session.budget.memory_bytes)
+    return scenario.model_copy(update={"workload": asked, "budget": budget, "live": AssistLive(), "policies": {}})
