@@ -40,9 +40,10 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     the turns most of whose prompt came from there. ``by_..._share``: of all prompts' tokens, by the path over which
     those came that were not in memory; ``ttft_by_..._s``: mean over the turns most of whose came so. ``queue_s``,
     ``context_s``, ``question_s``: parts of a turn's wait for its first token, means: until the device turns to it,
-    until what is known of its prompt is there, and until the rest is read. ``kept_written_bytes``: written to flash
-    between turns. ``flash_written_per_day_bytes``: by all, and ``flash_life_years``: until that is what the storage's
-    profile says it endures. ``day_energy_j``."""
+    until what is known of its prompt is there, and until the rest is read. ``said_by_cloud_share``: of answers' tokens,
+    those of a cloud that helps. ``kept_written_bytes``: written to flash between turns.
+    ``flash_written_per_day_bytes``: by all, and ``flash_life_years``: until that is what the storage's profile says it
+    endures. ``day_energy_j``."""
     turns = run.sessions.turns if run.sessions is not None else ()
     if not turns:
         return {}
@@ -67,6 +68,8 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     found["queue_s"] = float(np.mean([turn.began_s - turn.arrival_s for turn in turns]))
     found["context_s"] = float(np.mean([turn.got_s - turn.began_s for turn in turns]))
     found["question_s"] = float(np.mean([turn.first_token_s - turn.got_s for turn in turns]))
+    if said := sum(turn.said_by_cloud for turn in turns):
+        found["said_by_cloud_share"] = said / sum(turn.output for turn in turns)
     found["kept_written_bytes"] = sum(turn.written_bytes for turn in turns)
     if run.duration_s:
         written_bytes = run.tally.bytes_of("storage", "Write")
@@ -83,7 +86,7 @@ def turns_columns(turns: tuple[TurnRecord, ...]) -> Mapping[str, Any]:
     """A row per turn, in the order of their numbers: the fields of TurnRecord, with ``ttft_s``, ``mostly_from`` and
     ``mostly_by``."""
     counts = ("request", "conversation", "number", "prompt", "output", *FROM.values(), "units_streamed",
-              "units_computed", "units_read")  # fmt: skip
+              "units_computed", "units_read", "said_by_cloud")  # fmt: skip
     times = ("arrival_s", "began_s", "got_s", "first_token_s", "end_s")
     sizes = ("read", "streamed", "written_bytes", "streamed_bytes", "kept_memory_bytes", "kept_flash_bytes")
     columns = {key: whole([getattr(turn, key) for turn in turns]) for key in counts}

@@ -102,6 +102,24 @@ def test_a_turn_leaves_as_much_as_without_help() -> None:
     assert ends[1] - ends[0] == pytest.approx(0.020)
 
 
+def test_a_device_that_is_helped_does_the_same_work() -> None:
+    """With costs that grow with what comes before: prompts are read behind what is known, and answers are decoded."""
+
+    def worked_s(run: Run) -> list[float]:
+        spans = [span for span in run.spans if span.resource == "gpu" and span.request == 1]
+        reads = sum(span.end_s - span.start_s for span in spans if span.label in ("PrefillLayer", "OutputHead"))
+        return [reads, sum(span.end_s - span.start_s for span in spans) - reads]
+
+    costs = {"truth": "roofline", "estimate": "roofline"}
+    alone = ran("policies.assist=null", "policies.keep=memory", machines={"cloud": None}, costs=costs)
+    helped = ran("policies.keep=memory", costs=costs)
+    assert worked_s(helped) == pytest.approx(worked_s(alone), rel=1e-6)
+    # The cloud, too, reads a thousand tokens behind none, and then as many behind what it keeps.
+    spans = [span for span in ran(costs=costs).spans if (span.resource, span.label) == ("cloud/gpu", "Prefill")]
+    first_s, second_s = (span.end_s - span.start_s for span in spans)
+    assert 2 * first_s < second_s < 3 * first_s
+
+
 ASSISTED_TURNS = changed(TURNS, machines={"cloud": {"device": "rtx-5080-laptop", "model": "tiny"}})
 # Decode systems with all KV in memory that keep a prompt's beginning.
 IN_MEMORY = ("vllm", "full-eager", "full-flash", "full-flashinfer")
