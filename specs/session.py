@@ -34,6 +34,9 @@ class SessionSpec(Part):
     output: Tokens = Field(default=128, ge=1, le=1_000_000)
     # Standard deviation of the logarithm of context, question and output, which are then the medians.
     spread: float = Field(default=0.0, ge=0, le=2, strict=True)
+    # That of the question, and of the output; None: `spread`.
+    question_spread: float | None = Field(default=None, ge=0, le=4, strict=True)
+    output_spread: float | None = Field(default=None, ge=0, le=4, strict=True)
     # Different contexts that conversations are about.
     contexts: Count = Field(default=1, ge=1, le=100_000)
     # The exponent of Zipf's law by which they are chosen: the k-th with a probability of 1 / k^zipf.
@@ -62,12 +65,18 @@ class SessionSpec(Part):
     # Tokens of an answer that are really decoded; the others follow at the pace of their second half. None: all.
     decoded: Tokens | None = Field(default=None, ge=2, le=1_000_000)
 
+    def spread_of(self, length: Literal["question", "output"]) -> float:
+        """Returns the deviation of the logarithm of questions or answers."""
+        own = self.question_spread if length == "question" else self.output_spread
+        return self.spread if own is None else own
+
     @model_validator(mode="after")
     def _fits_together(self) -> "SessionSpec":
         if self.context + self.beginning < 1 and self.trace is None and self.in_cloud == "contexts":
             raise BadKey("in_cloud", "contexts of 0 tokens lie nowhere; in_cloud: nothing would do")
         if self.trace is not None:
-            for key in ("context", "beginning", "question", "output", "spread", "contexts", "zipf", "turns_each"):
+            lengths = ("context", "beginning", "question", "output", "spread", "question_spread", "output_spread")
+            for key in (*lengths, "contexts", "zipf", "turns_each"):
                 if key in self.model_fields_set and getattr(self, key) != type(self).model_fields[key].default:
                     raise BadKey(key, "trace holds the turns' lengths; leave one of the two out")
         return self

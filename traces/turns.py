@@ -79,7 +79,8 @@ def _conversation(
 ) -> list[Turn]:
     chain, found = document, list[Turn]()
     while not found or rng.random() * workload.turns_each >= 1:
-        question, output = (_around(rng, one, workload.spread) for one in (workload.question, workload.output))
+        question = _around(rng, workload.question, workload.spread_of("question"))
+        output = _around(rng, workload.output, workload.spread_of("output"))
         prompt = known + question
         blocks = ids.grown(chain, prompt // block)
         chain = ids.grown(blocks, (prompt + output) // block)
