@@ -69,8 +69,9 @@ def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
     )
     assert said["devices of `serve-cloud`"].startswith(f"{reception.MOST_CHANNELS}; the longest silent makes room")
     assert said["a device that drafts"] == (
-        f"{cloud._DRAFTS_S:g} s between rounds; where others wait for its slot, {cloud._FIRST_DRAFTS_S:g} s before "
-        f"the first and {cloud._NEXT_DRAFTS_S:g} s behind each"
+        f"{cloud._DRAFTS_S:g} s between rounds; its slot is another's behind {cloud._SLOT_S:g} s of silence until it "
+        f"drafts again, its memory behind {cloud._FIRST_DRAFTS_S:g} s before the first round and "
+        f"{cloud._NEXT_DRAFTS_S:g} s behind each"
     )
     assert said["a cloud that its device asks"] == (
         f"{caller.ANSWER_S:g} s to let it in or take a message, {caller.SILENCE_S:g} s of silence; "

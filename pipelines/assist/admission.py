@@ -22,41 +22,53 @@ class Place:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Fires with a Place for this many tokens. ``back``: its memory is there already, and its slot was parked."""
+
+    tokens: int
+    granted: simpy.Event
+    back: Place | None = None
+
+
 class Admission:
     """A request waits until an instance has a free slot, has memory for its KV, and keeps its time per token with one
-    request more."""
+    request more.
+
+    One that holds a slot and does nothing with it is ``idle``: it is told when another needs the slot, and may ``park``
+    it, which keeps its memory; or when another needs the memory."""
 
     def __init__(self, env: simpy.Environment, instances: Sequence[Instance], serving: Serving) -> None:
         self.slots = Slots(len(instances), serving)
         self._env, self._instances = env, instances
-        self._waiting: deque[tuple[int, simpy.Event]] = deque()
-        # By what `wanted` has returned to those who hold a slot and do nothing with it, the first one first: what fires
-        # when another needs it.
+        self._waiting: deque[_Wanted] = deque()
+        # By what `wanted` has returned to those who are idle, the first one first: what fires when another needs what
+        # they hold; and those whose slots are parked, with what fires when each has one again, if it wants one.
         self._idle: dict[simpy.Event, simpy.Event] = {}
+        self._parked: dict[simpy.Event, simpy.Event | None] = {}
 
     def wanted(self, tokens: int) -> simpy.Event:
         """Fires with a Place for a request of this many tokens, prompt and answer; fails with OutOfMemory where none
         will ever do."""
-        granted = self._env.event()
-        self._waiting.append((tokens, granted))
-        self.admit()
-        return granted
+        return self._wait(_Wanted(tokens, self._env.event()))
 
     def forgo(self, granted: simpy.Event) -> None:
         """Take back what `wanted` has returned, whether it has fired or not."""
         self._idle.pop(granted, None)
-        if not granted.triggered:
-            self._waiting = deque(one for one in self._waiting if one[1] is not granted)
-        elif granted.ok:
+        parked = granted in self._parked
+        back = self._parked.pop(granted, None)
+        if not granted.triggered or back is not None:
+            self._waiting = deque(one for one in self._waiting if one.granted not in (granted, back))
+        if granted.triggered and granted.ok:
             place: Place = granted.value
-            self.slots.give_back(place.number)
-            place.instance.leave(place.tokens)
+            if not parked or (back is not None and back.triggered):
+                self._give_slot(place)
             place.instance.free(place.lease)
         self.admit()
 
     def idle(self, granted: simpy.Event) -> simpy.Event:
         """Whoever was granted a place does nothing with it. Fires when another needs it: one is asked at a time, the
-        first that was idle first."""
+        first that was idle first; of those whose slots are parked only where memory is lacking."""
         needed = self._idle[granted] = self._env.event()
         self.admit()
         return needed
@@ -65,38 +77,73 @@ class Admission:
         """It is idle no more."""
         self._idle.pop(granted, None)
 
+    def park(self, granted: simpy.Event) -> None:
+        """Give the slot to others. The memory stays."""
+        self._parked[granted] = None
+        self._give_slot(granted.value)
+        self.admit()
+
+    def back(self, granted: simpy.Event) -> simpy.Event:
+        """Fires when one that was parked has a slot again."""
+        place: Place = granted.value
+        again = self._parked[granted] = self._env.event()
+        assert again.callbacks is not None
+        again.callbacks.append(lambda _: self._parked.pop(granted, None))
+        return self._wait(_Wanted(place.tokens, again, place))
+
+    def _wait(self, wanted: _Wanted) -> simpy.Event:
+        self._waiting.append(wanted)
+        self.admit()
+        return wanted.granted
+
+    def _give_slot(self, place: Place) -> None:
+        self.slots.give_back(place.number)
+        place.instance.leave(place.tokens)
+
     def admit(self) -> None:
         """Serve those who wait, as far as what has become free allows."""
         while self._waiting:
-            tokens, granted = self._waiting[0]
+            wanted = self._waiting[0]
             leases: dict[int, Lease] = {}
-            # By instances that hold nothing else.
+            # What instances refuse, and what those do that hold nothing else.
+            refused: list[Refused] = []
             never: list[Refused] = []
 
             def fits(
-                number: int, tokens: int = tokens, leases: dict[int, Lease] = leases, never: list[Refused] = never
+                number: int,
+                wanted: _Wanted = wanted,
+                leases: dict[int, Lease] = leases,
+                refused: list[Refused] = refused,
+                never: list[Refused] = never,
             ) -> bool:
                 instance = self._instances[number]
-                if not instance.bears(tokens):
+                if not instance.bears(wanted.tokens):
                     return False
-                lease = instance.reserve(tokens)
+                if wanted.back is not None:
+                    leases[number] = wanted.back.lease
+                    return number == wanted.back.number
+                lease = instance.reserve(wanted.tokens)
                 if isinstance(lease, Refused):
-                    if not instance.holds:
-                        never.append(lease)
+                    (refused if instance.holds else never).append(lease)
                     return False
                 leases[number] = lease
                 return True
 
             number = self.slots.take(fits)
             if number is None and not never:
-                if not any(needed.triggered for needed in self._idle.values()):
-                    for needed in [*self._idle.values()][:1]:
-                        needed.succeed()
+                self._ask_the_idle(for_memory=bool(refused))
                 return
             self._waiting.popleft()
             if number is None:
                 # It is told, not those behind it.
-                granted.fail(OutOfMemory(f"an instance of the cloud: {never[0]}"))
+                wanted.granted.fail(OutOfMemory(f"an instance of the cloud: {never[0]}"))
                 continue
-            self._instances[number].take(tokens)
-            granted.succeed(Place(self._instances[number], number, leases[number], tokens))
+            self._instances[number].take(wanted.tokens)
+            wanted.granted.succeed(Place(self._instances[number], number, leases[number], wanted.tokens))
+
+    def _ask_the_idle(self, *, for_memory: bool) -> None:
+        if not any(needed.triggered for needed in self._idle.values()):
+            for granted, needed in self._idle.items():
+                if for_memory or granted not in self._parked:
+                    needed.succeed()
+                    return

@@ -27,9 +27,10 @@ from kvferry.specs.assist import AssistSpec
 Tell = Callable[[float, float, float], None]
 # A share of whole tokens is whole up to so much.
 _ROUNDING = 1e-9
-# A device that drafts holds a slot: it has this long from one round of drafts to the next, and for its own prefill
-# before the first one. Where others wait for a slot, it has so long before the first one, and so long behind each.
-_DRAFTS_S, _FIRST_DRAFTS_S, _NEXT_DRAFTS_S = 300.0, 60.0, 10.0
+# A device that drafts has this long from one round of drafts to the next, and for its own prefill before the first one.
+# Where others wait, its slot is theirs once it has been silent for so long, until it drafts again; its KV, where memory
+# is lacking, once it has been so before the first round, and behind each.
+_DRAFTS_S, _SLOT_S, _FIRST_DRAFTS_S, _NEXT_DRAFTS_S = 300.0, 1.0, 60.0, 10.0
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class _Held:
     # What fires with its place with an instance that decodes, and its turn there.
     granted: simpy.Event | None = None
     turn: Turn | None = None
+    # Seconds in which others had its slot.
+    parked_s: float = 0.0
 
 
 class Cloud:
@@ -203,7 +206,7 @@ class Cloud:
                 channel.close()
             yield turn.done
         if place is not None:
-            self.held_s += env.now - placed_s
+            self.held_s += env.now - placed_s - held.parked_s
         self.served += 1
         self.served_by_s = env.now
 
@@ -292,13 +295,27 @@ class Cloud:
     def _drafts(
         self, channel: Channel, held: "_Held", undisturbed_s: float
     ) -> Generator[simpy.Event, Any, Message | None]:
-        """Returns what the device says next; None where it says nothing for too long: that ends its channel."""
-        env, heard = self._front.env, channel.receive()
-        yield heard | env.timeout(undisturbed_s)
+        """Returns what the device says next, once it has a slot to be looked at in; None where it says nothing for too
+        long: that ends its channel."""
+        env, heard, admission = self._front.env, channel.receive(), self._admission
+        silent_s, granted, parked_s = env.now, held.granted, None
+        assert granted is not None
+        yield heard | env.timeout(_SLOT_S)
         if not heard.triggered:
-            assert held.granted is not None
-            yield heard | self._admission.idle(held.granted) | env.timeout(_DRAFTS_S - undisturbed_s)
-            self._admission.busy(held.granted)
+            needed = admission.idle(granted)
+            yield heard | needed | at(env, silent_s + _DRAFTS_S)
+            admission.busy(granted)
+            if needed.triggered and not heard.triggered:
+                admission.park(granted)
+                parked_s = env.now
+                yield heard | at(env, silent_s + undisturbed_s)
+        if parked_s is not None:
+            if not heard.triggered:
+                yield heard | admission.idle(granted) | at(env, silent_s + _DRAFTS_S)
+                admission.busy(granted)
+            if heard.triggered and heard.ok:
+                yield admission.back(granted)
+            held.parked_s += env.now - parked_s
         if heard.triggered and heard.ok:
             message: Message | None = heard.value
             return message

@@ -131,17 +131,21 @@ def test_a_device_that_never_drafts_does_not_hold_its_slot_for_good() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_a_device_that_has_not_drafted_for_a_minute_gives_way(tokens: int) -> None:
+def test_a_device_that_has_not_drafted_for_a_second_gives_its_slot_to_others(tokens: int) -> None:
     served = ServedCloud("{name: slots, slots: 1}")
-    # Both prompts take 100 ms; the silent one's answer leaves at 115 ms, and its slot is another's at 60.115.
-    served.asks(0.0, drafts=True, tokens=tokens)
-    healthy = served.asks(1.0)
-    until(served, 62.0)
-    assert healthy.first_s == pytest.approx(60.115 + 0.100 + 0.010 + 1100e-6)
+    # Both prompts take 100 ms; the silent one's answer leaves at 115 ms, and its slot is another's at 1.115.
+    silent = [served.asks(0.01 * n, drafts=True, tokens=tokens) for n in range(3)]
+    healthy = served.asks(0.5)
+    until(served, 30.0)
+    # The others have it before, for a second each behind their prompts.
+    assert [one.first_s is not None for one in silent] == [True, True, True]
+    assert healthy.first_s == pytest.approx(0.015 + 3 * (0.100 + 1.0) + 0.100 + 0.010 + 1100e-6)
+    assert served.cloud.slots.held == [0]
+    until(served, 310.0)
     assert served.holds_nothing()
 
 
-def test_one_that_comes_behind_that_minute_waits_for_nothing() -> None:
+def test_one_that_comes_later_waits_for_nothing() -> None:
     served = ServedCloud("{name: slots, slots: 1}")
     served.asks(0.0, drafts=True)
     healthy = served.asks(100.0)
@@ -168,25 +172,63 @@ def drafting(served: ServedCloud, *rounds_s: float) -> list[float]:
     return heard_s
 
 
-def test_a_device_that_drafts_is_not_disturbed_and_gives_way_ten_seconds_behind_its_last_round() -> None:
+def test_a_device_that_drafts_is_not_disturbed_within_a_second_of_its_last_round() -> None:
     served = ServedCloud("{name: slots, slots: 1}")
-    heard_s = drafting(served, 59.0, 68.0, 77.0)
-    healthy = served.asks(1.0)
-    until(served, 100.0)
+    heard_s = drafting(served, 0.5, 1.4, 2.3)
+    healthy = served.asks(0.2)
+    until(served, 20.0)
     assert len(heard_s) == 3
-    # Sent at 77 s, looked at from 77.010 on: two tokens take 0.2 ms.
-    assert healthy.first_s == pytest.approx(77.010 + 0.0002 + 10.0 + 0.100 + 0.010 + 1100e-6)
+    # Sent at 2.3 s, looked at from 2.310 on: two tokens take 0.2 ms.
+    assert healthy.first_s == pytest.approx(2.310 + 0.0002 + 1.0 + 0.100 + 0.010 + 1100e-6)
+
+
+def test_one_that_drafts_again_waits_for_a_slot() -> None:
+    served = ServedCloud("{name: slots, slots: 1}")
+    heard_s = drafting(served, 1.2)
+    # It has the slot from 1.115 s on, for 100 ms of its prompt and 40 steps of 10 ms and a little.
+    healthy = served.asks(0.2, answer=41, tokens=41)
+    until(served, 20.0)
+    assert healthy.first_s == pytest.approx(1.115 + 0.100 + 0.010 + 1100e-6)
+    # What ends the stream is there half a round trip behind the last step, as is what is said of the drafts.
+    assert heard_s == [pytest.approx(healthy.ended_s + 0.0002, abs=1e-3)]
+    until(served, 310.0)
     assert served.holds_nothing()
 
 
-def test_of_silent_devices_one_gives_way_and_it_is_the_one_that_was_silent_first() -> None:
+def test_one_that_leaves_while_others_have_its_slot_leaves_nothing_behind() -> None:
+    served = ServedCloud("{name: slots, slots: 1}")
+    served.asks(0.0, leaves_s=1.5, drafts=True)
+    healthy = served.asks(0.2, answer=200, tokens=200)
+    until(served, 1.6)
+    assert served.cloud.slots.held == [1]
+    until(served, 20.0)
+    assert healthy.ended_s is not None
+    assert served.holds_nothing()
+
+
+def test_where_memory_is_lacking_one_that_has_not_drafted_for_a_minute_goes() -> None:
+    served = ServedCloud("{name: slots, slots: 4}")
+    (instance,) = served.cloud._decoding
+    # Room for one request of 1,005 tokens.
+    others = instance.reserve(int(instance.machine.memory.free_bytes / instance.kv_bytes(1)) - 1500)
+    served.asks(0.0, drafts=True)
+    healthy = served.asks(1.0)
+    until(served, 62.0)
+    assert healthy.first_s == pytest.approx(60.115 + 0.100 + 0.010 + 1100e-6)
+    instance.free(others)  # type: ignore[arg-type]
+    assert served.holds_nothing()
+
+
+def test_of_silent_devices_the_one_that_was_silent_first_gives_its_slot() -> None:
     served = ServedCloud("{name: slots, slots: 3}")
     heard_s = [drafting(served, *rounds) for rounds in ((0.5, 150.0), (0.4, 150.0), (0.6, 150.0))]
     healthy = served.asks(100.0)
-    until(served, 200.0)
+    until(served, 120.0)
     assert healthy.ended_s is not None
     assert healthy.ended_s < 101
-    assert list(map(len, heard_s)) == [2, 1, 2]
+    assert served.cloud.slots.held == [2]
+    until(served, 200.0)
+    assert list(map(len, heard_s)) == [2, 2, 2]
 
 
 def test_a_prompt_goes_in_pieces_on_an_idle_cloud_too() -> None:
