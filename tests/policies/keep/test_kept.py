@@ -117,3 +117,8 @@ def test_a_forecast_goes_by_the_usual_gap() -> None:
     assert policy.rank(regular, 100.0) == -80.0
     assert policy.rank(once, 95.0) == -5.0
     assert policy.rank(once, 100.0) == 0.0
+    # A gap of 40 s: 0.3 of it and 0.7 of 10 s are 19 s. Of all three gaps 20 s are the mean.
+    policy.used(regular, 60.0)
+    regular.used_s = 60.0
+    assert policy.rank(regular, 60.0) == pytest.approx(-19.0)
+    assert policy.rank(once, 95.0) == pytest.approx(-15.0)
