@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from kvferry.analysis.pareto import front_of, pareto_picture, progress_picture
 from kvferry.analysis.search import Search, Tried
 from kvferry.analysis.study_plots import axis_of, devices_of
 from kvferry.analysis.style import render
+from kvferry.specs.scenario import Scenario
 from kvferry.system.whole_file import write_file
 
 
@@ -69,11 +70,20 @@ def write_result(search: Search, tried: Sequence[Tried], folder: Path, plots: bo
     return file, write_pictures(folder / "plots" / name, render(lambda: _picture(search, tried, result)))
 
 
+def whole_name(metric: str, scenarios: Iterable[Scenario]) -> str:
+    """Returns the metric, or which of both rates of decoding it is where all scenarios measure the same."""
+    measured = {one.measure if one.workload.kind == "decode" else None for one in scenarios}
+    rates = {"decode": "decode_tokens_per_s", "end_to_end": "end_to_end_tokens_per_s"}
+    if metric != "throughput_tokens_per_s" or len(measured) != 1:
+        return metric
+    return rates.get(measured.pop() or "", metric)
+
+
 def _picture(search: Search, tried: Sequence[Tried], result: dict[str, Any]) -> Any:
     metrics = [objective.metric for objective in search.spec.objectives]
     scenarios = [scenario for one in tried for scenario in one.scenarios.values()]
     of_devices = any(scenario.workload.kind == "assist" for scenario in scenarios)
-    axes = [axis_of(metric, metric, False, of_devices=of_devices) for metric in metrics]
+    axes = [axis_of(one, one, False, of_devices=of_devices, figure=whole_name(one, scenarios)) for one in metrics]
     title = search.name + devices_of(scenarios)
     solutions, front, lower = _solutions(search, tried)
     note = f"{len(solutions):,} of {len(tried):,} points keep every constraint"

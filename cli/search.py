@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,8 @@ from kvferry.cli.options import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from kvferry.specs.scenario import Scenario
 
 _MOST_SHOWN = 20
 
@@ -60,7 +62,7 @@ def search(
     else:
         scenarios = [one for each in found.tried for one in each.scenarios.values()]
         front, mark = found.marked_front
-        _show(found.summary, front, found.new, any(one.workload.kind == "assist" for one in scenarios))
+        _show(found.summary, front, found.new, scenarios)
         for line in [*([mark] if mark else []), *rests_on(scenarios)]:
             print(quoted(line))
         say(f"written to {folder}")
@@ -75,8 +77,9 @@ def search(
         raise typer.Exit(1)
 
 
-def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, of_devices: bool) -> None:
+def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios: Sequence[Scenario]) -> None:
     from kvferry.analysis.figures import label_of
+    from kvferry.analysis.search_result import whole_name
     from kvferry.cli.table import print_table
 
     what = ", ".join(f"{n:,} {reason}" for reason, n in result["others"].items())
@@ -89,7 +92,8 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, of_devices
         return
     metrics = [objective["metric"] for objective in result["objectives"]]
     metrics += [metric for metric in front[0]["figures"] if metric not in metrics]
-    labels = [label_of(metric, of_devices) for metric in metrics]
+    of_devices = any(one.workload.kind == "assist" for one in scenarios)
+    labels = [label_of(whole_name(metric, scenarios), of_devices) for metric in metrics]
     settings = ["point", *front[0]["settings"]]
     title = "Pareto front" if len(result["objectives"]) > 1 else "Best"
     print_table(

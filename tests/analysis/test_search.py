@@ -5,16 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny import DECODING, LOADING
 
 from kvferry.analysis import search_result
 from kvferry.analysis.dataset import read_points
 from kvferry.analysis.executors.choice import InProcess
 from kvferry.analysis.executors.cores import Cores
 from kvferry.analysis.search import Search, load_search, run_search
-from kvferry.analysis.search_result import result_of, write_result
+from kvferry.analysis.search_result import result_of, whole_name, write_result
 from kvferry.analysis.search_spec import constraint_of
 from kvferry.analysis.study_base import bundled_names
 from kvferry.pipelines.record import RequestRecord, Run
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -236,3 +238,19 @@ def test_the_search_in_the_docs_is_one() -> None:
     text = (Path(__file__).parents[2] / "docs" / "search.md").read_text()
     search = written(text.split("```yaml\n")[1].split("```")[0])
     assert (search.name, len(search.space), len(search.seeds)) == ("offloading", 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("measures", "name"),
+    [
+        (["decode"], "decode_tokens_per_s"),
+        (["end_to_end"], "end_to_end_tokens_per_s"),
+        (["decode", "end_to_end"], "throughput_tokens_per_s"),
+        ([], "throughput_tokens_per_s"),
+    ],
+)
+def test_a_rate_has_its_whole_name(measures: list[str], name: str) -> None:
+    scenarios = [load_scenario({**DECODING, "measure": measure}) for measure in measures]
+    assert whole_name("throughput_tokens_per_s", scenarios) == name
+    assert whole_name("energy_j", scenarios) == "energy_j"
+    assert whole_name("throughput_tokens_per_s", [load_scenario(LOADING)]) == "throughput_tokens_per_s"
