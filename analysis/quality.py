@@ -10,6 +10,7 @@ Metrics = Mapping[str, float]
 MARK = "*"
 # Explains the mark where no other quality is known.
 SPARSE = f"{MARK} attends to a part of the tokens"
+COARSER = f"{MARK} streamed coarser KV than others"
 _BITS = "streamed_bits_per_value"
 # Systems with less than this share of the most bits are marked, or with this many times the smallest error.
 _AS_MANY_BITS = 0.97
@@ -21,7 +22,7 @@ _AS_MANY_TOKENS = 1.25
 def lower_quality(systems: Mapping[str, Metrics]) -> dict[str, str]:
     """Systems whose figures are not those of equal quality, and why: the ones that attend to a part of the tokens, by
     how many that are, and the ones that streamed clearly coarser KV than another did, by how coarse it was."""
-    return _coarser(systems) | {name: _attended(one) for name, one in systems.items() if _is_sparse(one)}
+    return coarser(systems) | {name: _attended(one) for name, one in systems.items() if _is_sparse(one)}
 
 
 def is_unknown(figure: str, metrics: Metrics) -> bool:
@@ -36,12 +37,12 @@ def is_unknown(figure: str, metrics: Metrics) -> bool:
 def footnotes(systems: Mapping[str, Metrics]) -> list[str]:
     """What the marks mean."""
     lines = []
-    if _coarser(systems):
+    if coarser(systems):
         most = max(one[_BITS] for one in systems.values() if _BITS in one)
-        coarser = f"fewer than {most:.3g} bits per value"
+        how = f"fewer than {most:.3g} bits per value"
         if errors := _errors(systems):
-            coarser = f"errors of what was streamed above {human.percent(min(errors.values()))}"
-        lines.append(f"{MARK} {coarser}: coarser KV, hence answers of lower quality")
+            how = f"errors of what was streamed above {human.percent(min(errors.values()))}"
+        lines.append(f"{MARK} {how}: coarser KV, hence answers of lower quality")
     if any(map(_is_sparse, systems.values())):
         lines.append(
             f"{MARK} attends to a part of the tokens: not of equal quality with systems that attend to all;"
@@ -65,7 +66,7 @@ def _attended(metrics: Metrics) -> str:
     return f"{human.count(tokens)} of {human.count(tokens / metrics['attended_share'])} tokens"
 
 
-def _coarser(systems: Mapping[str, Metrics]) -> dict[str, str]:
+def coarser(systems: Mapping[str, Metrics]) -> dict[str, str]:
     """By the error of what was streamed, which encodings of equally many bits need not share; by bits per value where
     that of a system is not known."""
     if (errors := _errors(systems)) is not None:

@@ -13,7 +13,7 @@ from kvferry.analysis.figures import FIGURES, RATES, label_of, less_is_better
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
-from kvferry.analysis.quality import MARK, SPARSE
+from kvferry.analysis.quality import COARSER, MARK, SPARSE, coarser
 from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
@@ -91,13 +91,31 @@ def draw_plots(
 
 
 def marked(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Returns the rows with the mark of lower quality behind each system that attends to a part of the tokens, and what
-    it means; "" where there is none."""
-    if not {"system", "attended_share"} <= set(frame.columns):
+    """Returns the rows with the mark of lower quality behind each system that attends to a part of the tokens, or that
+    streamed clearly coarser KV than another, and what it means; "" where there is none."""
+    if "system" not in frame.columns:
         return frame, ""
-    sparse = (frame["attended_share"] < 1).groupby(frame["system"]).transform("any")
-    names = frame["system"].mask(sparse, frame["system"] + f" {MARK}")
-    return frame.assign(system=names), SPARSE if sparse.any() else ""
+    sparse = set(frame.loc[frame["attended_share"] < 1, "system"]) if "attended_share" in frame.columns else set()
+    coarse = coarser(_streamed(frame)).keys()
+    lesser = frame["system"].isin({*sparse, *coarse})
+    meanings = [meaning for meaning, systems in ((SPARSE, sparse), (COARSER, coarse)) if systems]
+    return frame.assign(system=frame["system"].mask(lesser, frame["system"] + f" {MARK}")), "; ".join(meanings)
+
+
+def _streamed(frame: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Returns how coarse what each system streamed was, by the mean of its points."""
+    if "streamed_bits_per_value" not in frame.columns:
+        return {}
+    rows = frame[frame["streamed_bits_per_value"] > 0]
+    found: dict[str, dict[str, float]] = {}
+    for system, points in rows.groupby("system"):
+        found[str(system)] = {"streamed_bits_per_value": float(points["streamed_bits_per_value"].mean())}
+        if {"kv_relative_error", "streamed_share"} <= set(points.columns):
+            # Of what was streamed alone: what was computed has no error.
+            errors = points["kv_relative_error"] / points["streamed_share"] ** 0.5
+            if not errors.isna().any():
+                found[str(system)] |= {"kv_relative_error": float(errors.mean()), "streamed_share": 1.0}
+    return found
 
 
 def chance_of(scenarios: Iterable[Scenario]) -> str:

@@ -423,6 +423,21 @@ def test_an_axis_says_which_rate_it_is(
     assert {axis.get_ylabel() for figure in figures for axis in figure.axes} - {""} == {label}
 
 
+def test_systems_that_streamed_coarser_kv_are_marked() -> None:
+    """By the error of what was streamed: 0.1 of all, and 0.1 of a quarter, which is 0.2; by bits where one has none."""
+    four = {"system": ["a", "a", "b", "b"], "streamed_bits_per_value": [3.0, 3.0, 2.0, 2.0]}
+    errors = {"kv_relative_error": [0.1] * 4, "streamed_share": [1.0, 1.0, 0.25, 0.25]}
+    rows, mark = marked(FRAME.assign(**four, **errors))
+    assert rows["system"].tolist() == ["a", "a", "b *", "b *"]
+    assert mark == "* streamed coarser KV than others"
+    assert marked(FRAME.assign(**four, **errors | {"streamed_share": 1.0}))[1] == ""
+    unknown = errors | {"streamed_share": 1.0, "kv_relative_error": [0.1, 0.1, 0.1, None]}
+    assert marked(FRAME.assign(**four, **unknown))[0]["system"].tolist() == ["a", "a", "b *", "b *"]
+    both = marked(FRAME.assign(**four, attended_share=[0.5, 0.5, 1.0, 1.0]))
+    assert both[0]["system"].tolist() == ["a *", "a *", "b *", "b *"]
+    assert both[1] == "* attends to a part of the tokens; * streamed coarser KV than others"
+
+
 def test_the_table_of_a_sweep_marks_them_too(tmp_path: Path) -> None:
     study = tmp_path / "study.yaml"
     study.write_text(yaml.safe_dump({"base": DECODING, "axes": {"system": ["kvswap", "vllm"]}}))
