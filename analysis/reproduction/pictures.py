@@ -33,6 +33,9 @@ _LARGE = 1e5
 Printed = dict[tuple[Key, str], float]
 # What is further from the paper's figure, either way, is an arrow at the edge with its number beside it.
 _FURTHEST = 32.0
+# An axis of claims that spans less has these ticks.
+_CLOSE = 4.0
+_CLOSE_TICKS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 2.5, 3.0)
 _DECADE = 10.0
 _SHAPES = {"hit": "o", "miss": "X", "measured": "D"}
 
@@ -133,7 +136,8 @@ def _scale(axis: Axes, panel: PanelSpec, drawn: list[float]) -> None:
         axis.set_yscale("log", subs=())
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     elif not drawn or min(drawn) >= 0:
-        axis.set_ylim(bottom=0)
+        # Room for a whole mark at the top.
+        axis.set_ylim(0, 1.05 * max(drawn, default=1.0) or 1.0)
     else:
         axis.axhline(0, color=style.GREY, linewidth=0.8, zorder=0)
     axis.yaxis.set_major_formatter(EngFormatter() if drawn and max(drawn) >= _LARGE else "{x:g}")
@@ -147,7 +151,7 @@ def _places(panel: PanelSpec, cases: list[str], results: Results) -> list[Any]:
 
 def claims_picture(claims: list[dict[str, Any]]) -> Figure:
     """Ours over the paper's, claim by claim, on a logarithmic axis; the band is what counts as a hit."""
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import FixedLocator, LogLocator
 
     figure = style.new_figure(10, 1.2 + 0.24 * len(claims))
     axis = figure.subplots()
@@ -171,7 +175,10 @@ def claims_picture(claims: list[dict[str, Any]]) -> Figure:
     axis.set_yticks(range(len(claims)), [claim["id"] for claim in claims])
     axis.invert_yaxis()
     axis.set_xscale("log", subs=())
-    axis.xaxis.set_major_locator(LogLocator(base=2, numticks=16))
+    least, most = axis.get_xlim()
+    # Powers of two would be one or two where all claims lie close to the paper.
+    close = most < _CLOSE * least
+    axis.xaxis.set_major_locator(FixedLocator(_CLOSE_TICKS) if close else LogLocator(base=2, numticks=16))
     axis.xaxis.set_major_formatter("{x:.2g}")
     axis.minorticks_off()
     axis.set_xlabel(
