@@ -263,7 +263,9 @@ class LockStepFlow:
         if not counts.get("attendable"):
             return None
         share = counts["attended"] / counts["attendable"]
-        return attention_mass_of(self._plan.roles, share, self._plan.choice.group_tokens)
+        index, width = self._plan.keys.index, self._plan.model.key_width
+        compression = width / index.rank if index else 1.0
+        return attention_mass_of(self._plan.roles, share, self._plan.choice.group_tokens, compression)
 
     def _check_room(self) -> None:
         storage, file_bytes = self._scenario.device.storage, self._plan.file_bytes

@@ -168,7 +168,8 @@ def test_a_roles_answer_that_cannot_be(kind: str, method: str, answer: str, says
     system = {"batching": "vllm", "selector": "quest"}.get(kind, "kvswap")
     # Where KV is in the host's memory, every answer of the machine is looked at by itself.
     elsewhere = {} if kind == "batching" else {"placement": "host"}
-    said = refused(text, tiny(DECODING, system=system, policies={**elsewhere, kind: "mine"}))
+    more = {"budget": {"kv_share": None, "kv": "9 MB"}} if elsewhere else {}
+    said = refused(text, tiny(DECODING, system=system, policies={**elsewhere, kind: "mine"}, **more))
     assert said.startswith(f"mine.py:20: {kind} 'mine': {method} gave {says}")
 
 

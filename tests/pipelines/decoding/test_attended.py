@@ -51,6 +51,15 @@ def test_a_window_attends_to_what_it_keeps() -> None:
     assert found["attended_share"] == pytest.approx(64 / 1030)
 
 
+@pytest.mark.parametrize(("compression", "known"), [(3.3, True), (4.0, True), (8.0, False)])
+@pytest.mark.parametrize("system", ["infinigen", "infinigen-star-ru", "loki"])
+def test_the_mass_of_narrower_keys_than_measured_is_not_known(system: str, compression: float, known: bool) -> None:
+    """Measured by a quarter of each key; a small budget leaves less, and chooses worse."""
+    policies = {"compression": compression, "selected_tokens": 80}
+    found = figures(DECODING, system=system, policies=policies)
+    assert found["attended_share"] < 1 and ("attention_mass" in found) == known
+
+
 def test_both_rates_stand_beside_each_other() -> None:
     for measure in ("decode", "end_to_end"):
         found = figures(GROUPS_OF_4, measure=measure)
