@@ -334,15 +334,8 @@ def _records(plan: DecodePlan, prefill_s: float | None, times_s: tuple[float, ..
     """Returns a record for each sequence of a lock-step batch: all have their tokens at the same times."""
     if not times_s:
         return []
-    one = RequestRecord(
-        request=0,
-        arrival_s=0.0,
-        context_tokens=plan.context,
-        began_s=0.0,
-        loaded_s=prefill_s,
-        first_token_s=times_s[0],
-        token_times_s=times_s,
-    )
+    one = RequestRecord(request=0, arrival_s=0.0, context_tokens=plan.context, began_s=0.0, loaded_s=prefill_s)
+    one = replace(one, first_token_s=times_s[0], token_times_s=times_s)
     return [replace(one, request=n) for n in range(plan.sequences)]
 
 
