@@ -93,6 +93,10 @@ def test_a_cluster_that_is_away_moves_within_the_file() -> None:
     change = blocks.append(0, 0, 0, here=False)
     assert moves(change) == [(0, 128, 32)]
     assert ranges(change.written) == [(160, 8)]
+    # The move is of the layer that the row is in.
+    blocks = placed(PoolLayout, spare=1, layers=2)
+    blocks.append(1, 1, 0)
+    assert blocks.append(1, 1, 0, here=False).moves.layers.tolist() == [1]
 
 
 def test_pairs_grow_towards_each_other_by_hand() -> None:
