@@ -9,6 +9,7 @@ from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
 from kvferry.pipelines.policy_schema import Schema, setting
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.ferry_three_way import ThreeWayFerry
+from kvferry.policies.loading.horizon import Horizon
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader, ReadingLoader, Serving
 from kvferry.policies.loading.single_path import CacheGen, LocalPrefill, StreamOnly
@@ -95,6 +96,11 @@ SYSTEMS: dict[str, LoadingSystem] = {
         loader=Ferry,
         codec="huffman",
         about="ours: paths meet in the bound's own order; what computing waits for comes first; races the last",
+    ),
+    "ferry-horizon": LoadingSystem(
+        loader=Horizon,
+        codec="huffman",
+        about="ours: ferry that plans by a forecast of the link with its uncertainty",
     ),
     "ferry-three-way": LoadingSystem(
         loader=ThreeWayFerry,

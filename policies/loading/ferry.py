@@ -188,11 +188,15 @@ class Ferry:
         work_s = begun_s + self._problem.compute_s.ravel()[left].cumsum()
         n_bytes = self._problem.stream_bytes.ravel()[left]
         behind_bytes = progress.streaming_bytes + n_bytes.sum() - n_bytes.cumsum()
-        meeting = int(np.searchsorted(_CAUTION * self._exchange * work_s - behind_bytes, 0.0))
+        meeting = int(np.searchsorted(self._arriving_bytes(work_s, facts) - behind_bytes, 0.0))
         planned = np.zeros(self._problem.units, dtype=bool)
         planned[left[:meeting]] = True
         needed = needed_streams(self._problem, planned.reshape(shape), absent.reshape(shape))
         self._needed = needed[::-1].tolist()
+
+    def _arriving_bytes(self, work_s: np.ndarray, facts: LoadFacts) -> np.ndarray:
+        """What the link is expected to have brought by when the processor has done so many nominal seconds."""
+        return _CAUTION * self._exchange * work_s
 
     @property
     def _bytes_per_s(self) -> float:

@@ -23,6 +23,7 @@ from kvferry.pipelines.loading.pace import Pace
 from kvferry.policies.loading.bound import bound_s, frontier
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.ferry_three_way import ThreeWayFerry
+from kvferry.policies.loading.horizon import Horizon
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import Coupling, LoadProblem
@@ -53,6 +54,7 @@ LOADERS: dict[str, Callable[[], Loader]] = {
     "ferry": Ferry,
     "ferry chain": lambda: Ferry(needed_first=False),
     "ferry three-way": ThreeWayFerry,
+    "ferry horizon": Horizon,
 }
 
 

@@ -1,0 +1,78 @@
+"""Whether a forecast of the link with its uncertainty makes better plans than a rate and a constant caution.
+
+    python studies/replanning.py --every 4 --offsets 2
+
+`Ferry` plans with 0.85 of the rate that it sees, and again when that has changed by a tenth. Beside it: a receding
+horizon, and the future itself, which bounds what any forecast can bring. Constants of Ferry were chosen on every second
+link by name (--every 2), and not on the others (--every 2 --first 1).
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from regret import MEAN_BYTES_PER_S, RTT_S, SEQUENCES, Case, context_of, load_s, price_s
+
+from kvferry.pipelines.loading.workload import load_bound_s
+from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.horizon import Horizon
+from kvferry.policies.loading.loader import Loader, LoadFacts
+from kvferry.traces.catalogue import catalogue, recorded_trace
+from kvferry.traces.rate import RateTrace
+
+
+class Foreseen(Ferry):
+    """Plans with what the link will really carry."""
+
+    def __init__(self, link: RateTrace) -> None:
+        super().__init__()
+        self._link_of_all = link
+
+    def _arriving_bytes(self, work_s: np.ndarray, facts: LoadFacts) -> np.ndarray:
+        until_s = facts.now_s + work_s / self._speed
+        grid_s = np.linspace(facts.now_s, float(until_s.max(initial=facts.now_s)) + 1e-9, 200)
+        brought = [self._link_of_all.amount(facts.now_s, one) if one > facts.now_s else 0.0 for one in grid_s.tolist()]
+        return np.interp(until_s, grid_s, brought)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--every", type=int, default=4, help="take every n-th recorded link by name")
+    parser.add_argument("--first", type=int, default=0, help="from this one on")
+    parser.add_argument("--offsets", type=int, default=2)
+    asked = parser.parse_args()
+    names = sorted(catalogue())[asked.first :: asked.every]
+    print(f"{len(names)} links, {asked.offsets} offsets each; regret in %")
+    print(f"{'':36s} {'median':>8s} {'p95':>8s} {'worst':>8s}")
+    for content in ("text", "vlm", "vlm-opposed"):
+        found: dict[str, list[float]] = {}
+        for name in names:
+            trace = recorded_trace(name)
+            trace = trace.scaled(MEAN_BYTES_PER_S / trace.mean())
+            for k in range(asked.offsets):
+                link = trace.shifted((k + 0.5) / asked.offsets * trace.duration_s)
+                for label, regret in regrets(content, link, k % SEQUENCES):
+                    found.setdefault(label, []).append(100 * regret)
+        for label, values in found.items():
+            median, p95 = np.percentile(values, [50, 95])
+            print(f"{content + ': ' + label:36s} {median:8.2f} {p95:8.2f} {max(values):8.2f}", flush=True)
+
+
+def regrets(content: str, link: RateTrace, sequence: int) -> list[tuple[str, float]]:
+    case = Case(content, "all_heads", 16 * 1024, False, "roofline", "roofline")
+    context = context_of(content, "all_heads", case.tokens, sequence, "huffman")
+    problem = context.problem(partial(price_s, case.truth))
+    bound_s = load_bound_s(problem, np.zeros(problem.compute_s.shape), link, RTT_S, RateTrace.constant(1.0), 0.0)
+    loaders: dict[str, Callable[[], Loader]] = {
+        "ferry": Ferry,
+        "ferry, chain order alone": partial(Ferry, needed_first=False),
+        "horizon, mean less 0.5 deviations": partial(Horizon, 0.5),
+        "horizon, mean less 1 deviation": partial(Horizon, 1.0),
+        "the future itself": partial(Foreseen, link),
+    }
+    return [(label, load_s(case, make(), context, link) / bound_s - 1) for label, make in loaders.items()]
+
+
+if __name__ == "__main__":
+    main()
