@@ -14,7 +14,7 @@ from kvferry.pipelines.assist.systems import AssistSystem
 from kvferry.policies.assist.fallback import Fallback
 from kvferry.policies.assist.optimiser import Setting
 from kvferry.sessions.answering import Answered, Ask, InMemory, Process, leased, read_prompt
-from kvferry.specs.assist import AssistBudget, AssistLive, AssistSpec
+from kvferry.specs.assist import MOST_ASSISTED_TOKENS, AssistBudget, AssistLive, AssistSpec
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.turn import Turn
@@ -100,9 +100,9 @@ class Assisted:
 
 
 def _as_assisted(scenario: Scenario, longest: Turn) -> Scenario:
-    """Returns the scenario of a session with requests like its longest turn as its workload."""
-    asked = AssistSpec(
-        kind="assist", prompt=max(2, longest.prompt), output=longest.output, resident=True, least_ratio=1
-    )
+    """Returns the scenario of a session with requests like its longest turn as its workload. The length stands for the
+    time per token that a cloud with many of them keeps."""
+    prompt = min(max(2, longest.prompt), MOST_ASSISTED_TOKENS)
+    asked = AssistSpec(kind="assist", prompt=prompt, output=longest.output, resident=True, least_ratio=1)
     budget = AssistBudget(memory_bytes=scenario.session.budget.memory_bytes)
     return scenario.model_copy(update={"workload": asked, "budget": budget, "live": AssistLive(), "policies": {}})

@@ -18,6 +18,8 @@ MOST_DEVICES = 100_000
 MOST_ASSISTED = 1_000_000
 # Answer tokens of all requests together: a cloud that decodes them all takes a minute for this many.
 _MOST_TOKENS = 100 * MOST_TOKENS_PER_RUN
+# Tokens of a prompt, and of an answer.
+MOST_ASSISTED_TOKENS = 1_000_000
 
 
 class DeviceArrivalsSpec(Part):
@@ -78,13 +80,13 @@ class AssistSpec(Part):
     # Prompts of devices that a cloud helps.
     kind: Literal["assist"]
     # Of a prompt: a fixed beginning, content that may be refined, and a question at its end.
-    prompt: Tokens = Field(ge=2, le=1_000_000)
+    prompt: Tokens = Field(ge=2, le=MOST_ASSISTED_TOKENS)
     # Of its beginning, which is never left out.
     beginning: Tokens = Field(default=0, ge=0, le=1_000_000)
     # Of its question, which is never left out.
     question: Tokens = Field(default=0, ge=0, le=1_000_000)
     # Answered.
-    output: Tokens = Field(default=200, ge=1, le=1_000_000)
+    output: Tokens = Field(default=200, ge=1, le=MOST_ASSISTED_TOKENS)
     # Standard deviation of the logarithm of prompt and output, which are then the medians.
     spread: float = Field(default=0.0, ge=0, le=1, strict=True)
     # Users with a device each; all devices are the scenario's.

@@ -125,6 +125,13 @@ ASSISTED_TURNS = changed(TURNS, machines={"cloud": {"device": "rtx-5080-laptop",
 IN_MEMORY = ("vllm", "full-eager", "full-flash", "full-flashinfer")
 
 
+def test_a_conversation_may_be_longer_than_a_prompt_of_many_devices() -> None:
+    long = ("policies.assist={name: tokens-only, assist: {tokens: 3}}", "policies.decode=vllm", "workload.turns=1")
+    run = run_scenario(tiny(ASSISTED_TURNS, *long, "workload.context=1200000", "workload.block=4096", "budget={}"))
+    assert run.outcome == "done" and run.sessions is not None
+    assert run.sessions.turns[0].said_by_cloud == 3
+
+
 @pytest.mark.parametrize("decode", DECODE_SYSTEMS)
 def test_with_every_decode_system(decode: str) -> None:
     settings = ("policies.assist={name: tokens-only, assist: {tokens: 3}}", f"policies.decode={decode}")
