@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -14,7 +15,7 @@ from kvferry.advice.bound import bound_of
 from kvferry.advice.choice import chosen, runners
 from kvferry.advice.evidence import evidence_of
 from kvferry.advice.fit import fit_of, why_none
-from kvferry.advice.folder import write_answer
+from kvferry.advice.folder import write_answer, write_scenario, write_study
 from kvferry.advice.measure import next_measurement, sensitivities
 from kvferry.advice.quality import quality
 from kvferry.advice.question import Question, question_of
@@ -22,13 +23,14 @@ from kvferry.advice.search import Search
 from kvferry.advice.today import today
 from kvferry.advice.trial import Trial, energy_of
 from kvferry.advice.worth import not_worth
+from kvferry.analysis.executors.executor import Executor
 from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import unwatched
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.run import run_scenario
 
-# All of it takes no longer; of this, the search.
-LIMIT_S, _SEARCH_SHARE = 110.0, 0.45
+# All of it takes no longer; of this, the search, and with it what is said of its results.
+LIMIT_S, _SEARCH_SHARE, _EXPLAINED_SHARE = 110.0, 0.4, 0.6
 
 Say = Callable[[str], None]
 
@@ -53,6 +55,7 @@ def advise(
     output: str | Path | None = None,
     refine: bool = True,
     limit_s: float | None = LIMIT_S,
+    executor: Executor | str | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, of: None,
     say: Say = lambda what: None,
 ) -> Answer:
@@ -65,6 +68,7 @@ def advise(
     model's weights. `any_quality`: what attends to a part of the tokens counts like the rest. `settings`: as --set has
     them. `output`: a folder for the scenario, the study behind the answer and a report. `refine`: False: the first
     answer, within seconds. `limit_s`: after which nothing more is begun; None: it takes as long as it takes.
+    `executor`: of the study, as in ``sweep``.
     `progress` is called with what is done, `say` with the first answer.
 
     Ctrl-C ends the refinement, and the answer is the best so far. Raises InputError for a question that cannot be
@@ -86,7 +90,9 @@ def advise(
         any_quality=any_quality,
         settings=settings,
     )
-    return answer(question, refine=refine, limit_s=limit_s, output=output, progress=progress, say=say)
+    return answer(
+        question, refine=refine, limit_s=limit_s, output=output, executor=executor, progress=progress, say=say
+    )
 
 
 def answer(
@@ -95,6 +101,7 @@ def answer(
     refine: bool = True,
     limit_s: float | None = LIMIT_S,
     output: str | Path | None = None,
+    executor: Executor | str | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, of: None,
     say: Say = lambda what: None,
 ) -> Answer:
@@ -129,15 +136,17 @@ def answer(
     ranked = search.trials.ranked()
     if not ranked:
         raise why_none(question, search.trials.all)
-    ranked = _with_energy(question, ranked)
-    statements = _Statements(search, ranked, lambda: monotonic() < began_s + limit)
+    if not interrupted:
+        with suppress(KeyboardInterrupt):
+            ranked = _with_energy(question, ranked)
+    statements = _Statements(search, ranked, lambda: monotonic() < began_s + _EXPLAINED_SHARE * limit)
     try:
         statements.first()
         if not interrupted:
             statements.rest()
     except KeyboardInterrupt:
         interrupted = interrupted or "while it was explained"
-    spent["refined"] = process_time() - cpu_s
+    spent["explained"] = process_time() - cpu_s
     found = Answer(
         question=question,
         best=ranked[0],
@@ -149,9 +158,17 @@ def answer(
         processor_s=spent,
         folder=None if output is None else Path(output),
     )
-    if found.folder is not None:
-        found.folder.mkdir(parents=True, exist_ok=True)
-        write_answer(found, found.folder)
+    folder = found.folder
+    if folder is not None:
+        write_scenario(found.best, folder)
+        if refine and not interrupted:
+            goes_on = lambda: monotonic() < began_s + limit  # noqa: E731
+            every = [*search.whole.all, *search.few.all]
+            try:
+                write_study(found, every, statements.fit, folder, progress, goes_on, executor)
+            except KeyboardInterrupt:
+                found = replace(found, interrupted="while its pictures were drawn")
+        write_answer(found, folder)
     return found
 
 
@@ -175,7 +192,7 @@ class _Statements:
     def first(self) -> None:
         """What needs hardly a run."""
         question, ranked = self._question, self._ranked
-        fit = fit_of(question, ranked[0])
+        fit = self.fit = fit_of(question, ranked[0])
         facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
         self._say(Statement("a", "fits", (str(fit),), facts))
         self._say(chosen(question, ranked))
@@ -186,7 +203,8 @@ class _Statements:
     def rest(self) -> None:
         """What runs again, with another number or without limits. Raises KeyboardInterrupt."""
         question, ranked = self._question, self._ranked
-        self._say(bound_of(question).statement(ranked[0]))
+        if self._goes_on():
+            self._say(bound_of(question).statement(ranked[0]))
         self._say(quality(question, ranked))
         sureness = None
         if ranked[0].scenario is not None and ranked[0].composition.helped is None and self._goes_on():

@@ -13,6 +13,8 @@ from kvferry.specs import human
 RUNNERS_UP = 3
 # Figures that are nearer to each other than this are equal to a reader.
 EQUAL = 0.001
+# Compositions that are nearer to each other than this are as good as each other.
+AS_GOOD = 0.01
 FIGURES = {
     "answer_s": "whole answer, mean",
     "ttft_s": "TTFT, mean",
@@ -83,11 +85,18 @@ def runners_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:
     found: list[Trial] = []
     for one in ranked[1:]:
         values = [other.figures[metric] for other in (ranked[0], *found)]
-        if all(abs(one.figures[metric] / value - 1) > EQUAL for value in values):
+        if all(abs(one.figures[metric] / value - 1) > AS_GOOD for value in values):
             found.append(one)
         if len(found) == RUNNERS_UP:
             break
     return found
+
+
+def more(ratio: float) -> str:
+    """How much more a figure is than another one: "+12 %", "3.2 times", "the same"."""
+    if abs(ratio - 1) <= EQUAL:
+        return "the same"
+    return f"{ratio:.3g} times" if ratio >= 2 else f"{100 * (ratio - 1):+.3g} %"
 
 
 def shown(metric: str, figure: float) -> str:

@@ -7,7 +7,7 @@ alone has.
 
 from dataclasses import dataclass, replace
 
-from kvferry.advice.answer import EQUAL, FIGURES, Statement, shown
+from kvferry.advice.answer import EQUAL, FIGURES, Statement, more, shown
 from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial, figures_of
@@ -40,7 +40,7 @@ class Bound:
         if gap < -EQUAL:
             said = f"the best has {shown(self.metric, own)}, as it gives up a part of the answer"
         else:
-            said = "the best reaches it" if gap <= EQUAL else f"the best is {100 * gap:.2g} % above it"
+            said = "the best reaches it" if gap <= EQUAL else f"the best: {more(1 + gap)}"
         return Statement("e", "bound", (f"{what}: {least} on this device; {said}",), {"bound": self.figure, "gap": gap})
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvferry.advice.answer import EQUAL, FIGURES, Statement, runners_up, shown
+from kvferry.advice.answer import AS_GOOD, FIGURES, Statement, more, runners_up, shown
+from kvferry.advice.composition import LOSSES
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 
@@ -18,7 +19,7 @@ def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
         one.composition
         for one in ranked[1:]
         if one.composition.loss == best.composition.loss
-        and abs(one.figures[metric] / best.figures[metric] - 1) <= EQUAL
+        and abs(one.figures[metric] / best.figures[metric] - 1) <= AS_GOOD
     ]
     parts = list(dict.fromkeys(", ".join(_changed(best, one)) for one in equal))
     if parts:
@@ -41,18 +42,17 @@ def runners(question: Question, ranked: Sequence[Trial]) -> Statement:
     best, metric = ranked[0], question.use.spec.best
     lines = []
     for one in runners_up(ranked, metric):
-        more = [
-            f"{FIGURES[key]} {_more(one.figures[key] / best.figures[key])}"
+        costs = [
+            f"{FIGURES[key]} {more(one.figures[key] / best.figures[key])}"
             for key in (metric, "ttft_s", "energy_j", "memory_peak_bytes")
             if best.figures.get(key) and key in one.figures
         ]
-        lines.append(f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(dict.fromkeys(more))}")
+        lines.append(f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(dict.fromkeys(costs))}")
+    for loss in LOSSES[LOSSES.index(best.composition.loss) + 1 :]:
+        gives = min(
+            (one for one in ranked if one.composition.loss == loss), key=lambda one: one.figures[metric], default=None
+        )
+        if gives is not None and gives.figures[metric] < best.figures[metric]:
+            ratio = more(gives.figures[metric] / best.figures[metric])
+            lines.append(f"giving up more: {gives.composition.name}{_LOSS[loss]}: {FIGURES[metric]} {ratio}")
     return Statement("c", "runners-up", tuple(lines) or ("no other composition keeps the limits",))
-
-
-def _more(ratio: float) -> str:
-    if abs(ratio - 1) <= EQUAL:
-        return "the same"
-    if ratio >= 2:
-        return f"{ratio:.3g} times"
-    return f"{100 * (ratio - 1):+.3g} %"

@@ -131,18 +131,24 @@ class Space:
         return [*found, *self.with_decodes(one)]
 
     def with_decodes(self, one: Composition) -> list[Composition]:
-        """Returns the compositions that decode otherwise than this one."""
+        """Returns the compositions that decode otherwise than this one, those whose KV lies elsewhere meanwhile with
+        no copy of it in memory."""
         return [
-            replace(one, decode=name, away=away, group_tokens=None)
+            self._kept_where_it_lies(replace(one, decode=name, away=away, group_tokens=None))
             for name, away in self.decodes
             if (name, away) != (one.decode, one.away)
         ]
+
+    def _kept_where_it_lies(self, one: Composition) -> Composition:
+        keeps = self.parts["keep"]
+        places = ("memory",) if one.away is None else ("flash", "cloud", "drop")
+        return replace(one, keep=next((place for place in places if place in keeps), keeps[0]))
 
     @property
     def start(self) -> list[Composition]:
         """Returns a composition for each decode system, with the first value of every other part."""
         first = {part: values[0] for part, values in self.parts.items()}
-        return [Composition(decode=name, away=away, **first) for name, away in self.decodes]
+        return [self._kept_where_it_lies(Composition(decode=name, away=away, **first)) for name, away in self.decodes]
 
     @property
     def helpers(self) -> list[Composition]:
@@ -150,7 +156,7 @@ class Space:
 
     def everything(self) -> list[Composition]:
         """Returns all compositions."""
-        found = self.start
+        found = [Composition(decode=name, away=away) for name, away in self.decodes]
         for part, values in self.parts.items():
             found = [
                 replace(one, **{part: value})
@@ -178,7 +184,7 @@ def space_of(
     decodes: list[tuple[str, Any]] = [(_IN_MEMORY, None)]
     for name, system in DECODE_SYSTEMS.items():
         roles = system.roles
-        if roles.selector.evicts or roles.placement.mapped or name == _IN_MEMORY:
+        if roles.selector.evicts or roles.placement.mapped or roles == DECODE_SYSTEMS[_IN_MEMORY].roles:
             continue
         if system.paper == "dynakv" and longest > _MOST_CLUSTERED:
             left_out[name] = f"a run over more than {_MOST_CLUSTERED:,} tokens takes minutes"

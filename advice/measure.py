@@ -30,7 +30,8 @@ class Number:
     name: str
     slower: Callable[[Scenario, float], Scenario]
     measure: str
-    profile: str
+    profile: str = "kvferry calibrate --output my-device --base {base} --from {file}"
+    file: str = ""
 
 
 def _storage(scenario: Scenario, times: float) -> Scenario:
@@ -56,26 +57,40 @@ def _link(scenario: Scenario, times: float) -> Scenario:
     return scenario.model_copy(update={"link": changed})
 
 
+def _copies(scenario: Scenario, times: float) -> Scenario:
+    memory = scenario.device.memory
+    if memory.copy_bytes_per_s is None:
+        return scenario
+    changed = memory.model_copy(update={"copy_bytes_per_s": memory.copy_bytes_per_s / times})
+    return scenario.model_copy(update={"device": scenario.device.model_copy(update={"memory": changed})})
+
+
 NUMBERS = (
     Number(
         "the rate of decoding",
         lambda scenario, times: slowed(scenario, decoding=times),
         "llama-bench -m MODEL.gguf -p 0 -n 64 -d 0,4096 -o json > llama-bench.json",
-        "llama-bench.json",
+        file="llama-bench.json",
     ),
     Number(
         "the rate of prefill",
         lambda scenario, times: slowed(scenario, prefill=times),
         "llama-bench -m MODEL.gguf -p 512,2048 -n 0 -d 0,4096 -o json > llama-bench.json",
-        "llama-bench.json",
+        file="llama-bench.json",
     ),
     Number(
         "the storage",
         _storage,
         "fio --name=read --rw=randread --direct=1 --size=2G --bs=64k --numjobs=8 --output-format=json > fio.json",
-        "fio.json",
+        file="fio.json",
     ),
-    Number("the link", _link, "iperf3 -c SERVER -R -t 60 -J > iperf3.json", "iperf3.json"),
+    Number("the link", _link, "iperf3 -c SERVER -R -t 60 -J > iperf3.json", file="iperf3.json"),
+    Number(
+        "the copies between memories",
+        _copies,
+        "nvbandwidth -t host_to_device_memcpy_ce",
+        "kvferry advise ... --set device.memory.copy_bytes_per_s='N GB/s'",
+    ),
 )
 
 
@@ -174,7 +189,7 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     else:
         kept = ", ".join(one.number.name for one in found)
         lines.append(f"the choice stays as it is with each of {kept} so far off")
-    profile = f"kvferry calibrate --output my-device --base {device} --from {first.number.profile}"
+    profile = first.number.profile.format(base=device, file=first.number.file)
     lines.append(f"{first.number.measure} && {profile}")
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]
     if rest:

@@ -99,6 +99,10 @@ class Question:
     def device(self) -> DeviceSpec:
         return self._plain.device
 
+    @property
+    def model_name(self) -> str:
+        return self._plain.model.name
+
     @cached_property
     def space(self) -> Space:
         """What there is to choose from. Raises InputError."""

@@ -17,8 +17,7 @@ from kvferry.specs.scenario import Scenario
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """``figures`` in SI units by metric; ``answer_s``: from a question to the last token of its answer, mean. ``why``
-    is empty where the run is done."""
+    """``figures``: metrics of its run. ``why`` is empty where it is done."""
 
     composition: Composition
     scenario: Scenario | None
@@ -104,12 +103,7 @@ def energy_of(question: Question, one: Composition, settings: Mapping[str, Any] 
 
 
 def figures_of(scenario: Scenario, run: Run) -> dict[str, float]:
-    """The metrics of a finished run, with the time of a whole answer. Energy is left out: it has idle time in it."""
+    """The metrics of a finished run but its energy, which has idle time in it."""
     found = dict(metrics_for(scenario, run))
-    if run.sessions is not None:
-        found["answer_s"] = float(np.mean([turn.end_s - turn.arrival_s for turn in run.sessions.turns]))
-    elif run.assisted is not None:
-        columns = run.assisted.columns
-        found["answer_s"] = float(np.nanmean(columns["last_s"] - columns["arrival_s"]))
     found.pop("energy_j", None)
     return found

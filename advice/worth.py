@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kvferry.advice.answer import Statement
+from kvferry.advice.answer import EQUAL, Statement, more
 from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.fit import Fit
 from kvferry.advice.question import Question
@@ -75,8 +75,8 @@ def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial],
     for one in found:
         facts[one.part.name] = one.gain
         if one.gain < LEAST_GAIN:
-            figure = "gains nothing" if one.gain <= 0.001 else f"gains {100 * one.gain:.2g} %"
-            figure = f"costs {100 * (1 / (1 + one.gain) - 1):.2g} %" if one.gain < -0.001 else figure
+            figure = "gains nothing" if one.gain <= EQUAL else f"gains {100 * one.gain:.2g} %"
+            figure = f"costs: {more(1 / (1 + one.gain))}" if one.gain < -EQUAL else figure
             reasons = ", ".join(_why(one, fit))
             lines.append(f"{one.part.name} {figure}{': ' if reasons else ''}{reasons}")
     worth = sorted((one for one in found if one.gain >= LEAST_GAIN), key=lambda one: -one.gain)

@@ -66,6 +66,7 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
         "ttft_s": _mean(ttft_s),
         **_percentiles("ttft", ttft_s),
         "ttft_device_s": _mean(columns["own_first_s"] - columns["arrival_s"]),
+        "answer_s": _mean(columns["last_s"] - columns["arrival_s"]),
         "tpot_s": _mean(tpot_s),
         **_percentiles("tpot", tpot_s),
         "largest_gap_s": _most(columns["largest_gap_s"]),

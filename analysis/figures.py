@@ -41,6 +41,7 @@ FIGURES: dict[str, Figure] = {
         "load time over its bound, minus 1; mean. The best possible schedule lies between the two",
     ),
     "regret_p95": Figure("regret, p95", "low", "its 95th percentile over requests"),
+    "answer_s": Figure("whole answer", "low", "from a question to the last token of its answer; mean"),
     "tpot_s": Figure("TPOT", "low", "time per output token after the first, of a request; mean"),
     "tpot_p50_s": Figure("TPOT, median", "low", "median over requests"),
     "tpot_p95_s": Figure("TPOT, p95", "low", "95th percentile over requests"),

@@ -38,12 +38,12 @@ def mostly_from(turn: TurnRecord) -> str:
 def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     """``found_..._share``: of all prompts' tokens, and ``computed_share`` the rest. ``ttft_<place>_s``: mean over
     the turns most of whose prompt came from there. ``by_..._share``: of all prompts' tokens, by the path over which
-    those came that were not in memory; ``ttft_by_..._s``: mean over the turns most of whose came so. ``queue_s``,
-    ``context_s``, ``question_s``: parts of a turn's wait for its first token, means: until the device turns to it,
-    until what is known of its prompt is there, and until the rest is read. ``said_by_cloud_share``: of answers' tokens,
-    those of a cloud that helps. ``kept_written_bytes``: written to flash between turns.
-    ``flash_written_per_day_bytes``: by all, and ``flash_life_years``: until that is what the storage's profile says it
-    endures. ``day_energy_j``."""
+    those came that were not in memory; ``ttft_by_..._s``: mean over the turns most of whose came so.
+    ``answer_s``: from a question to the last token of its answer, mean. ``queue_s``, ``context_s``, ``question_s``:
+    parts of a turn's wait for its first token, means: until the device turns to it, until what is known of its prompt
+    is there, and until the rest is read. ``said_by_cloud_share``: of answers' tokens, those of a cloud that helps.
+    ``kept_written_bytes``: written to flash between turns. ``flash_written_per_day_bytes``: by all, and
+    ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``."""
     turns = run.sessions.turns if run.sessions is not None else ()
     if not turns:
         return {}
@@ -65,6 +65,7 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
         ttft_s = [turn.first_token_s - turn.arrival_s for turn in turns if mostly_by(turn) == path]
         if ttft_s:
             found[f"ttft_by_{path}_s"] = float(np.mean(ttft_s))
+    found["answer_s"] = float(np.mean([turn.end_s - turn.arrival_s for turn in turns]))
     found["queue_s"] = float(np.mean([turn.began_s - turn.arrival_s for turn in turns]))
     found["context_s"] = float(np.mean([turn.got_s - turn.began_s for turn in turns]))
     found["question_s"] = float(np.mean([turn.first_token_s - turn.got_s for turn in turns]))

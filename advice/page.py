@@ -1,0 +1,42 @@
+"""An answer as one HTML file that needs no network and no other file."""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from kvferry.advice.answer import Answer
+from kvferry.specs.version import VERSION
+
+# The question that each picture answers, by its file's name.
+QUESTIONS = {
+    "ttft": "How long until the first token?",
+    "rate": "How fast afterwards?",
+    "memory": "How much memory?",
+    "map-link": "Which system wins, by context and link?",
+    "map-memory": "Which system wins, by context and memory?",
+}
+
+
+def page(found: Answer, pictures: Mapping[str, Path]) -> str:
+    """Returns the page; `pictures`: PNG files by name."""
+    question = found.question
+    text = (files("kvferry.advice") / "page.html").read_text(encoding="utf-8")
+    return Template(text).substitute(
+        title=escape(f"{question.use.spec.name} on {question.device.name}: {found.best.composition.name}"),
+        about=escape(f"{question.use.spec.about}; {found.tried} compositions were run"),
+        statements="\n".join(f"<h2>{escape(one.title)}</h2>\n<ul>{_items(one.lines)}</ul>" for one in found.statements),
+        pictures="\n".join(
+            f'<h2>{escape(QUESTIONS[name])}</h2>\n<img alt="{escape(QUESTIONS[name])}"'
+            f' src="data:image/png;base64,{b64encode(file.read_bytes()).decode()}">'
+            for name, file in pictures.items()
+        ),
+        assumes=_items(question.use.spec.assumes),
+        version=VERSION,
+    )
+
+
+def _items(lines: tuple[str, ...]) -> str:
+    return "".join(f"<li>{escape(line)}</li>" for line in lines)

@@ -1,0 +1,112 @@
+"""The folder of an answer, Ctrl-C, the interview, and who wins on a map."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import kvferry
+from kvferry.advice import search as search_of
+from kvferry.advice.fit import Fit
+from kvferry.advice.pictures import cells_of
+from kvferry.advice.question import Question, question_of
+from kvferry.advice.study import Map, contexts_of, every_other, winner
+from kvferry.advice.trial import Trials
+from kvferry.cli import interview as interviews
+
+PINNED = ["workload.turns=2", "policies.decode=vllm", "policies.evict=lru", "workload.decoded=2"]
+
+
+def question(**of: object) -> Question:
+    return question_of(device="rtx-4060", model="qwen3-8b", **of)  # type: ignore[arg-type]
+
+
+def row(name: str, context: int, memory: float, answer_s: float, outcome: str = "done") -> dict[str, object]:
+    found = {"workload.context": context, "budget.memory_bytes": memory, "answer_s": answer_s, "ttft_p95_s": answer_s}
+    return {"name": name, "outcome": outcome, **found}
+
+
+def test_who_wins_gives_up_less_then_keeps_limits_then_is_faster() -> None:
+    rows = [row("exact", 1024, 4e9, 5.0), row("sparse", 1024, 4e9, 1.0), row("slow", 1024, 4e9, 9.0)]
+    losses = {"exact": 0, "sparse": 2, "slow": 0}
+    assert winner(question(), pd.DataFrame(rows), losses) == "exact"
+    assert winner(question(any_quality=True), pd.DataFrame(rows), losses) == "sparse"
+    assert winner(question(ttft="2 s"), pd.DataFrame(rows), losses) == "sparse"
+    full = [{**one, "outcome": "out_of_memory"} for one in rows]
+    assert winner(question(), pd.DataFrame(full), losses) is None
+
+
+def test_a_map_has_the_winner_of_each_cell() -> None:
+    rows = [row("a", 1024, 4e9, 1.0), row("b", 1024, 4e9, 2.0), row("a", 1024, 8e9, 2.0), row("b", 1024, 8e9, 1.0)]
+    rows += [row("a", 2048, 4e9, 1.0, "out_of_memory"), row("b", 2048, 4e9, 2.0), row("a", 2048, 8e9, 1.0)]
+    drawn = Map("map-memory", "budget.memory_bytes", pd.DataFrame(rows))
+    contexts, memories, table = cells_of(question(), drawn, {"a": 0, "b": 0})
+    assert (contexts, memories) == ([1024, 2048], [4e9, 8e9])
+    assert table == [["a", "b"], ["b", "a"]]
+
+
+def test_contexts_go_beyond_what_fits_and_maps_take_every_other() -> None:
+    found = contexts_of(question(), Fit(9_216, False, 8e9, 6e9))
+    assert found == [1024, 2048, 4096, 8192, 16384, 32768]
+    assert every_other(found) == [2048, 8192, 32768] and every_other(found[1:]) == [2048, 8192, 32768]
+
+
+@pytest.mark.long
+def test_the_folder_has_the_study_its_pictures_and_a_page(tmp_path: Path) -> None:
+    found = kvferry.advise(
+        "rtx-4060", "qwen3-8b", "1 Gbit/s", output=tmp_path, settings=PINNED, limit_s=None, executor="in-process"
+    )
+    assert [one.key for one in found.statements] == list("abcdefghi")
+    said = json.loads((tmp_path / "advice.json").read_text())
+    assert said["composition"] == found.best.composition.name and "bound" in said["statements"]["e"]
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 5 and "longest context" in page
+    again = kvferry.sweep(tmp_path / "contexts.yaml", output=tmp_path / "contexts", plots=False)
+    assert again.summary["new"] == 0, "the study in the folder is the one that was run"
+
+
+def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(self: search_of.Search) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search_of.Search, "refine", stopped)
+    found = kvferry.advise("rtx-4060", "qwen3-8b", output=tmp_path, settings=PINNED)
+    assert found.interrupted == "while it was refined" and found.coarse
+    assert (tmp_path / "scenario.yaml").exists()
+
+    def before_anything(self: Trials, one: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trials, "of", before_anything)
+    with pytest.raises(KeyboardInterrupt):
+        kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED)
+
+
+def test_six_questions_each_with_a_default_and_again_where_an_answer_will_not_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    said = iter(["rtx-9999", "rtx-4090"])
+
+    def prompt(what: str, default: str, err: bool) -> str:
+        asked.append(what)
+        return next(said, default)
+
+    monkeypatch.setattr(interviews.typer, "prompt", prompt)
+    assert interviews.interview() == {"device": "rtx-4090", "model": "llama-3.1-8b", "use": "chat"}
+    assert len(set(asked)) == 6 and len(asked) == 7
+    assert "unknown device 'rtx-9999'" in capsys.readouterr().err
+
+
+def test_nothing_is_asked_where_input_is_no_terminal(call: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = call("advise", "--model", "qwen3-8b")
+    assert (code, out) == (2, "") and "--device: is missing" in err
+
+
+def test_the_command_prints_one_object(call: Callable[..., tuple[int, str, str]]) -> None:
+    pinned = (part for setting in PINNED for part in ("--set", setting))
+    code, out, err = call("advise", "--device", "rtx-4060", "--model", "qwen3-8b", "--quick", "--json", *pinned)
+    assert code == 0, err
+    assert json.loads(out)["composition"] == "vllm + keep memory"
