@@ -8,6 +8,7 @@ from math import inf
 from kvferry.advice.composition import LOSSES, Composition
 from kvferry.advice.question import Limit, Question
 from kvferry.advice.trial import Trial, tried
+from kvferry.analysis.metrics import metrics_for
 from kvferry.api.scenario import load
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.library import names
@@ -125,7 +126,7 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
             took = human.size(least.figures["memory_peak_bytes"])
             said = f"memory: {question.memory} hold no composition; the least that is possible is {took}"
             return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
-    would = [*_smaller_formats(question), *_smaller_models(question)]
+    would = [*_smaller_formats(question), *_smaller_models(question), *_weights_elsewhere(question)]
     rest = f"; what would fit: {'; '.join(would)}" if would else "; no format and no bundled model would fit"
     return InputError(f"model: fits nowhere on {question.device.name}: {why}{rest}")
 
@@ -158,3 +159,23 @@ def _smaller_models(question: Question) -> list[str]:
         if parameters > 1e8 and _fits(question, model=name):
             found.append(f"{name} ({parameters / 1e9:.2g} B parameters)")
     return [f"smaller models, such as {', '.join(found)}"] if found else []
+
+
+def _weights_elsewhere(question: Question) -> list[str]:
+    """Weights partly on the CPU or on storage, which a batch may have and a session not."""
+    kept = ("device", "model", "precision", "link", "seed")
+    described = {key: value for key, value in question.described.items() if key in kept}
+    longest = question.turns.longest
+    workload = {"kind": "decode", "context": longest.prompt, "output": min(32, longest.output)}
+    found = []
+    for to in ("cpu", "storage"):
+        budget = {"offload": to} | ({"memory": question.memory} if question.memory else {})
+        try:
+            asked = {**described, "name": "elsewhere", "system": "vllm", "workload": workload, "budget": budget}
+            scenario = load(asked)
+            figures = metrics_for(scenario, run_scenario(scenario))
+        except InputError:
+            continue
+        if "decode_tokens_per_s" in figures:
+            found.append(f"its weights partly on {to}, {figures['decode_tokens_per_s']:.3g} tokens/s (docs/offload.md)")
+    return found

@@ -65,7 +65,7 @@ def drawn(seed: int) -> dict[str, Any]:
         "device": pick(DEVICES),
         "model": pick(MODELS),
         "use": pick(USES),
-        "context": int(2 ** rng.integers(9, 13)),
+        "context": int(2 ** rng.integers(9, 12)),
         "link": None if part else link,
         "storage": None if part else storage,
         "any_quality": part,
@@ -78,7 +78,7 @@ def drawn(seed: int) -> dict[str, Any]:
 def regret_of(seed: int) -> Regret | None:
     """Returns the regret of a case; None: no composition keeps its limits, or its model fits nowhere."""
     case = drawn(seed)
-    settings = ["workload.turns=4", "workload.decoded=4", f"seed={seed}"]
+    settings = ["workload.turns=3", "workload.decoded=3", f"seed={seed}"]
     try:
         question = question_of(**case, settings=settings)
     except InputError:
