@@ -63,6 +63,7 @@ dist: $(VENV)/dev
 	@ls dist
 
 docs: $(VENV)/dev
+	$(BIN)/python studies/advice_cases.py docs/advice.md --picture docs/pictures/advice-map.png
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "the documentation is in build/site/index.html; its search wants a server: $(PYTHON) -m http.server -b 127.0.0.1 -d build/site"
 

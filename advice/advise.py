@@ -124,10 +124,11 @@ def answer(
     ranked = search.few.ranked()
     if interrupted and not ranked:
         raise KeyboardInterrupt
-    if not ranked:
+    if not ranked and (not refine or not any(one.is_done for one in search.few.all)):
         raise why_none(question, search.few.all)
     spent["first"] = process_time() - cpu_s
-    say(f"first answer, over few turns: {ranked[0].composition.name}")
+    if ranked:
+        say(f"first answer, over few turns: {ranked[0].composition.name}")
     if refine and not interrupted:
         try:
             search.refine()

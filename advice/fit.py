@@ -136,7 +136,8 @@ def _fits(question: Question, **changed: object) -> bool:
     leanest = min(question.space.start, key=lambda one: LOSSES.index(one.loss))
     described = {**question.described, **changed}
     try:
-        scenario = load(described, [f"budget.memory={question.memory}"] if question.memory else [])
+        budget = [f"budget.memory={question.memory}"] if question.memory else []
+        scenario = load(described, [*budget, *question.plain_settings])
         scenario = load(scenario, {**_ONE_TURN, "workload.context": min(1024, scenario.session.workload.context)})
         return run_scenario(scenario).outcome == "done" and leanest is not None
     except InputError:
@@ -172,7 +173,7 @@ def _weights_elsewhere(question: Question) -> list[str]:
         budget = {"offload": to} | ({"memory": question.memory} if question.memory else {})
         try:
             asked = {**described, "name": "elsewhere", "system": "vllm", "workload": workload, "budget": budget}
-            scenario = load(asked)
+            scenario = load(asked, [one for one in question.plain_settings if not one.startswith("workload.")])
             figures = metrics_for(scenario, run_scenario(scenario))
         except InputError:
             continue

@@ -88,7 +88,12 @@ class Question:
 
     @cached_property
     def _plain(self) -> Scenario:
-        return load(dict(self.described), [one for one in self.settings if not one.startswith("policies.")])
+        return load(dict(self.described), self.plain_settings)
+
+    @property
+    def plain_settings(self) -> list[str]:
+        """The user's settings but those that pin a part of the composition."""
+        return [one for one in self.settings if not one.startswith("policies.")]
 
     @property
     def counts_energy(self) -> bool:

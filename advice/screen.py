@@ -1,12 +1,12 @@
 """An answer on one screen."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from kvferry.advice.answer import Answer
 
-# Lines are no wider, however wide the terminal is.
-_WIDEST, _INDENT = 120, 4
+# Lines are no wider, however wide the terminal is; letters of a title's column, and of what goes on.
+_WIDEST, _TITLE, _INDENT = 120, 13, 2
 
 
 def screen(found: Answer, width: int) -> Iterator[str]:
@@ -15,10 +15,16 @@ def screen(found: Answer, width: int) -> Iterator[str]:
     device, use = question.device, question.use.spec
     yield f"{use.name} on {device.name}: {use.about}"
     for statement in found.statements:
-        head = f"{statement.title:<12}"
-        for line in statement.lines:
-            for n, part in enumerate(wrap(line, max(40, min(width, _WIDEST) - len(head) - 1))):
-                yield f"{head} {' ' * (_INDENT // 2) if n else ''}{part}"
-                head = " " * len(head)
-    kind = "few turns of each" if found.coarse else "all turns of the use"
+        yield from lines_of(statement.title, statement.lines, min(width, _WIDEST))
+    kind = "over few turns of the use" if found.coarse else "over all turns of the use"
     yield f"{found.tried} compositions were run, {kind}"
+
+
+def lines_of(title: str, said: Sequence[str], width: int) -> Iterator[str]:
+    """Yields what is said under a title, folded to a width; a word, as of a command, is never cut."""
+    head = f"{title:<{_TITLE}}"
+    for line in said:
+        folded = wrap(line, max(40, width - _TITLE), break_long_words=False, break_on_hyphens=False)
+        for n, part in enumerate(folded):
+            yield f"{head}{' ' * _INDENT if n else ''}{part}"
+            head = " " * _TITLE

@@ -26,12 +26,13 @@ class Search:
     def __init__(self, question: Question, done: Callable[[], None], until_s: float = inf) -> None:
         self.question = question
         self.few, self.whole = Trials(question, _FEW_TURNS, done), Trials(question, None, done)
-        self._until_s = until_s
+        self._until_s, self._refined = until_s, False
 
     @property
     def trials(self) -> Trials:
-        """The trials over all turns, or over few as long as none of those is there."""
-        return self.whole if self.whole.ranked() else self.few
+        """The trials over all turns; those over few as long as none of the former keeps the limits and others are to
+        come."""
+        return self.whole if self._refined or self.whole.ranked() else self.few
 
     @property
     def in_time(self) -> bool:
@@ -68,6 +69,7 @@ class Search:
             sparse = self._best_of("part")
             if sparse is not None and sparse.decoding.tunable:
                 self._descend(sparse, lambda one: self._parts_of(one, ("group_tokens",)), "part")
+        self._refined = bool(self.whole.all) and self.in_time
 
     def _parts_of(self, one: Composition, parts: Sequence[str]) -> list[Composition]:
         return [other for other in self.question.space.neighbours(one) if set(one.differs(other)) <= set(parts)]
@@ -89,7 +91,9 @@ class Search:
         best = self.whole.of(begin)
         for _ in range(_MOST_ROUNDS):
             allowed = [one for one in near(best.composition) if LOSSES.index(one.loss) <= LOSSES.index(loss)]
-            found = _each(self.whole, filter(self._is_worth_it, allowed), lambda: self.in_time)
+            # Where even the best so far does not fit, or keeps no limits, nothing is hopeless.
+            hopeful = allowed if self.whole.rank(best)[0] else filter(self._is_worth_it, allowed)
+            found = _each(self.whole, hopeful, lambda: self.in_time)
             better = min([best, *found], key=lambda one: _within(self.whole, one))
             if better is best:
                 return

@@ -3,14 +3,15 @@
     python studies/advice.py --cases 30 --output docs/validation/data/advice.csv
 
 A case draws a device, a model that its memory holds, a use of few turns, and, each by chance, a link, storage, a budget
-of memory, a limit on TTFT, and whether attending to a part of the tokens counts like the rest. Regret: the figure that
+of memory, a limit on TTFT, whether attending to a part of the tokens counts like the rest, and parts that are pinned.
+Regret: the figure that
 the choice is judged by, over the least that any composition has which gives up no more and keeps the limits, minus 1.
 """
 
 import argparse
 import csv
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -72,15 +73,17 @@ def drawn(seed: int) -> dict[str, Any]:
         "ttft": f"{rng.choice([0.5, 1, 2, 5])} s" if rng.random() < 0.3 else None,
         "memory": f"{rng.choice([3, 4, 6])} GB" if rng.random() < 0.3 else None,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    pinned = ["policies.evict=lru"] if rng.random() < 0.7 else []
+    pinned += ["policies.load=ferry"] if found["link"] is not None and rng.random() < 0.5 else []
+    return {key: value for key, value in found.items() if value is not None} | {"settings": pinned}
 
 
 def regret_of(seed: int) -> Regret | None:
     """Returns the regret of a case; None: no composition keeps its limits, or its model fits nowhere."""
     case = drawn(seed)
-    settings = ["workload.turns=3", "workload.decoded=3", f"seed={seed}"]
+    few = ["workload.turns=6", "workload.decoded=3", f"seed={seed}"]
     try:
-        question = question_of(**case, settings=settings)
+        question = question_of(**{**case, "settings": [*few, *case["settings"]]})
     except InputError:
         return None
     began_s, search = process_time(), Search(question, lambda: None)
@@ -107,12 +110,13 @@ def rows(cases: int, jobs: int) -> Iterator[Regret]:
     """Yields regrets of so many cases that have an answer."""
     given = 0
     with ProcessPoolExecutor(jobs) as pool:
-        for found in pool.map(regret_of, range(4 * cases)):
-            if found is not None:
+        under_way = [pool.submit(regret_of, seed) for seed in range(4 * cases)]
+        for one in as_completed(under_way):
+            if (found := one.result()) is not None:
                 yield found
                 given += 1
             if given == cases:
-                pool.shutdown(cancel_futures=True)
+                pool.shutdown(wait=False, cancel_futures=True)
                 return
 
 
@@ -141,7 +145,8 @@ def _write(found: list[Regret], path: Path) -> None:
         for one in found:
             case = dict(one.case)
             head = [case.pop(key) for key in ("device", "model", "use", "context")]
-            further = "; ".join(f"{key} {value}" for key, value in case.items() if value is not False)
+            pinned = case.pop("settings")
+            further = "; ".join([*(f"{key} {value}" for key, value in case.items() if value is not False), *pinned])
             write([*head, further, one.chosen, f"{one.figure:.4g}", one.best, f"{one.least:.4g}", f"{one.regret:.4f}",
                    one.compositions, one.tried, f"{one.first_s:.1f}"])  # fmt: skip
 

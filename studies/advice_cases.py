@@ -1,0 +1,73 @@
+"""Writes what comes out of each case of a page below its command: ``make docs`` calls it.
+
+    python studies/advice_cases.py docs/advice.md --picture docs/pictures/advice-map.png
+
+Each block of the page that has one ``$ kvferry advise`` and stands behind the heading "Six cases" is run, with all the
+time that it takes.
+"""
+
+import argparse
+import re
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kvferry.advice.advise import advise
+from kvferry.advice.answer import Answer
+from kvferry.advice.screen import lines_of
+
+# What is shown of an answer, by letter, and how many lines of each at most.
+SHOWN = {"a": 1, "b": 2, "c": 1, "e": 1, "f": 3, "g": 2, "i": 1}
+_WIDTH = 118
+_BLOCK = re.compile(r"```console\n(\$ kvferry advise [^\n]*)\n.*?```", re.DOTALL)
+
+
+def arguments(command: str) -> dict[str, Any]:
+    """Returns a command's options as arguments of ``advise``."""
+    words = shlex.split(command.removeprefix("$ kvferry advise "))
+    found: dict[str, Any] = {"settings": []}
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        if option == "--set":
+            found["settings"].append(value)
+        else:
+            found[option.removeprefix("--").replace("-", "_")] = value
+    return found
+
+
+def shown(found: Answer) -> str:
+    """Returns the lines of an answer that a page has."""
+    lines = []
+    for one in found.statements:
+        if one.key in SHOWN:
+            lines += lines_of(one.title, one.lines[: SHOWN[one.key]], _WIDTH)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--picture", type=Path, help="Where the map of the third case goes.")
+    parser.add_argument("--only", type=int, help="One case, from 0.")
+    asked = parser.parse_args()
+    head, heading, cases = asked.page.read_text().partition("## Six cases")
+    numbers = iter(range(100))
+
+    def again(block: re.Match[str]) -> str:
+        number = next(numbers)
+        if asked.only not in (None, number):
+            return block[0]
+        with tempfile.TemporaryDirectory() as folder:
+            drawn = number == 2 and asked.picture is not None
+            found = advise(**arguments(block[1]), limit_s=None, output=folder if drawn else None)
+            if drawn:
+                shutil.copyfile(Path(folder) / "plots" / "map-memory.png", asked.picture)
+        print(f"{number}: {found.best.composition.name}, {found.processor_s}", flush=True)
+        return f"```console\n{block[1]}\n{shown(found)}\n```"
+
+    asked.page.write_text(head + heading + _BLOCK.sub(again, cases))
+
+
+if __name__ == "__main__":
+    main()
