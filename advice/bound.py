@@ -38,7 +38,8 @@ class Bound:
             least = f"nothing that gives the whole answer has more than {shown(self.metric, self.figure)}"
         what = FIGURES[self.metric]
         if gap < -EQUAL:
-            said = f"the best has {shown(self.metric, own)}, as it gives up a part of the answer"
+            why = "with help" if best.composition.helped is not None else "as it gives up a part of the answer"
+            said = f"the best has {shown(self.metric, own)}, {why}"
         else:
             said = "the best reaches it" if gap <= EQUAL else f"the best: {more(1 + gap)}"
         return Statement("e", "bound", (f"{what}: {least} on this device; {said}",), {"bound": self.figure, "gap": gap})

@@ -198,7 +198,8 @@ def space_of(
     fetches = linked and scenario.session.workload.in_cloud == "contexts"
     parts: dict[str, tuple[Any, ...]] = {
         "keep": ("memory", "drop", *flash, *cloud, *both),
-        "load": _LOADS if fetches or linked else (_COMPUTES_ALL,),
+        # Of equal ones the first is taken: where nothing lies in the cloud at first, the one that loads nothing.
+        "load": _LOADS if fetches else (_COMPUTES_ALL, *_LOADS[:-1]) if linked else (_COMPUTES_ALL,),
         "evict": ("lru", "cost", "predicted"),
         "kv_bits": KV_BITS,
         "prefill_chunk": (2048, 512),

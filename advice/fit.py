@@ -26,8 +26,8 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Fit:
-    """``context``: the longest that fits, at least so many where ``is_least``; 0: none does. ``what``: takes the most
-    of memory at the use's own context, largest first."""
+    """``context``: the longest that fits, at least so many tokens where ``is_least``; 0: it is not asked for, as of a
+    device that is helped. ``peak_bytes`` of ``memory_bytes`` are taken by the use's own contexts."""
 
     context: int
     is_least: bool
@@ -36,6 +36,8 @@ class Fit:
 
     def __str__(self) -> str:
         room = f"{human.size(self.peak_bytes)} of {human.size(self.memory_bytes)}"
+        if not self.context:
+            return f"it fits: {room}"
         reach = f"{'more than ' if self.is_least else ''}{human.count(self.context)} tokens"
         return f"it fits: {room}; the longest context is {reach}"
 

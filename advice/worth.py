@@ -76,9 +76,9 @@ def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial],
         facts[one.part.name] = one.gain
         if one.gain < LEAST_GAIN:
             figure = "gains nothing" if one.gain <= EQUAL else f"gains {100 * one.gain:.2g} %"
-            figure = f"costs: {more(1 / (1 + one.gain))}" if one.gain < -EQUAL else figure
+            figure = f"costs {_cost(one.gain)}" if one.gain < -EQUAL else figure
             reasons = ", ".join(_why(one, fit))
-            lines.append(f"{one.part.name} {figure}{': ' if reasons else ''}{reasons}")
+            lines.append(f"{one.part.name} {figure}{f' ({reasons})' if reasons else ''}")
     worth = sorted((one for one in found if one.gain >= LEAST_GAIN), key=lambda one: -one.gain)
     if worth:
         gains = (f"{one.part.name} {_gain(one.gain)}" for one in worth)
@@ -90,6 +90,11 @@ def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial],
 
 def _gain(gain: float) -> str:
     return f"({gain + 1:.3g} times as fast)" if gain >= 1 else f"({100 * gain:.2g} %)"
+
+
+def _cost(gain: float) -> str:
+    said = more(1 / (1 + gain))
+    return f"{said} as much" if said.endswith("times") else said
 
 
 def _why(one: Worth, fit: Fit) -> Iterator[str]:

@@ -48,7 +48,7 @@ def test_a_part_that_gains_nothing_is_not_worth_it_and_one_that_gains_is(questio
     assert gains["keeping KV in memory between turns"] == pytest.approx(1.0)
     assert gains["KV on storage while decoding"] == pytest.approx(-0.0099, abs=1e-4)
     said = " ".join(not_worth(question, ranked, (), FIT).lines)
-    assert "KV on storage while decoding costs: +1 %: up to 40,960 tokens it fits in memory" in said
+    assert "KV on storage while decoding costs +1 % (up to 40,960 tokens it fits in memory)" in said
     assert "worth it: keeping KV in memory between turns (2 times as fast)" in said
     other = [trial(5.0, decode="flexgen", away="storage"), trial(10.0)]
     assert "worth it: KV on storage while decoding (2 times as fast)" in not_worth(question, other, (), FIT).lines[-1]
