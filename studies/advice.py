@@ -4,8 +4,8 @@
 
 A case draws a device, a model that its memory holds, a use of few turns, and, each by chance, a link, storage, a budget
 of memory, a limit on TTFT, and parts that are pinned; questions with more than MOST compositions that give up nothing
-are left out, as all are run. Regret: the figure that
-the choice is judged by, over the least that any composition has which gives up no more and keeps the limits, minus 1.
+are left out, as all are run. Regret: the figure that the choice is judged by, over the least that any composition has
+which gives up no more and keeps the limits, minus 1.
 """
 
 import argparse
@@ -13,10 +13,8 @@ import csv
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -36,8 +34,7 @@ MOST = 100
 STORAGE = (None, None, "nvme", "ufs-4.0", "emmc")
 
 
-HEADINGS = ("device", "model", "use", "context", "further", "chosen", "figure", "best of all", "its figure", "regret",
-            "compositions", "tried", "first answer, processor s")  # fmt: skip
+HEADINGS = ("device", "model", "use", "context", "further", "chosen", "best of all", "regret", "compositions")
 
 
 @dataclass(frozen=True)
@@ -47,15 +44,8 @@ class Regret:
     case: dict[str, Any]
     chosen: str
     best: str
-    figure: float
-    least: float
+    regret: float
     compositions: int
-    tried: int
-    first_s: float
-
-    @property
-    def regret(self) -> float:
-        return self.figure / self.least - 1
 
 
 def drawn(seed: int) -> dict[str, Any]:
@@ -88,13 +78,12 @@ def regret_of(seed: int) -> Regret | None:
         return None
     if sum(one.loss == "none" for one in question.space.everything()) > MOST:
         return None
-    began_s, search = process_time(), Search(question, lambda: None)
+    search = Search(question, lambda: None)
     search.first()
-    first_s = process_time() - began_s
     search.refine()
     if not search.whole.ranked():
         return None
-    chosen, tried = search.whole.ranked()[0], len(search.few.all) + len(search.whole.all)
+    chosen = search.whole.ranked()[0]
     worst = len(LOSSES) if question.any_quality else LOSSES.index(chosen.composition.loss) + 1
     everything = [one for one in question.space.everything() if one.loss in LOSSES[:worst]]
     metric, least, best, n = question.use.spec.best, inf, "", 0
@@ -105,7 +94,7 @@ def regret_of(seed: int) -> Regret | None:
         trial = search.whole.of(one)
         if not search.whole.rank(trial)[0] and trial.figures[metric] < least:
             least, best = trial.figures[metric], one.name
-    return Regret(case, chosen.composition.name, best, chosen.figures[metric], least, n, tried, first_s)
+    return Regret(case, chosen.composition.name, best, chosen.figures[metric] / least - 1, n)
 
 
 def rows(cases: int, jobs: int) -> Iterator[Regret]:
@@ -142,15 +131,14 @@ def main() -> None:
 
 def _write(found: list[Regret], path: Path) -> None:
     with path.open("w", newline="") as file:
-        write = partial(csv.writer(file, lineterminator="\n").writerow)
+        write = csv.writer(file, lineterminator="\n").writerow
         write(HEADINGS)
         for one in found:
             case = dict(one.case)
             head = [case.pop(key) for key in ("device", "model", "use", "context")]
             pinned = case.pop("settings")
-            further = "; ".join([*(f"{key} {value}" for key, value in case.items() if value is not False), *pinned])
-            write([*head, further, one.chosen, f"{one.figure:.4g}", one.best, f"{one.least:.4g}", f"{one.regret:.4f}",
-                   one.compositions, one.tried, f"{one.first_s:.1f}"])  # fmt: skip
+            further = "; ".join([*(f"{key} {value}" for key, value in case.items()), *pinned])
+            write([*head, further, one.chosen, one.best, f"{one.regret:.4f}", one.compositions])
 
 
 if __name__ == "__main__":
