@@ -41,9 +41,6 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     those came that were not in memory; ``ttft_by_..._s``: mean over the turns most of whose came so.
     ``answer_s``: from a question to the last token of its answer, mean. ``queue_s``, ``context_s``, ``question_s``:
     parts of a turn's wait for its first token, means: until the device turns to it, until what is known of its prompt
-    those came that were not in memory; ``ttft_by_..._s``: mean over the turns most of whose came so.
-    ``answer_s``: from a question to the last token of its answer, mean. ``queue_s``, ``context_s``, ``question_s``:
-    parts of a turn's wait for its first token, means: until the device turns to it, until what is known of its prompt
     is there, and until the rest is read. ``said_by_cloud_share``: of answers' tokens, those of a cloud that helps.
     ``kept_written_bytes``: written to flash between turns. ``flash_written_per_day_bytes``: by all, and
     ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``."""
