@@ -27,12 +27,13 @@ PRINTED = Path(__file__).resolve().parents[1] / "analysis/papers/dynakv/latency.
 MODELS = {"Qwen2.5-1.5B": "qwen2.5-1.5b", "Llama3.2-3B": "llama-3.2-3b"}
 # Keys of the scenario, and the values between which is interpolated.
 LEVELS: dict[str, tuple[float, ...]] = {
-    "device.processors.cpu.efficiency.gemv": (0.25, 0.4, 0.65),
-    "device.storage.queue.host_s": (1e-6, 8e-6, 64e-6),
+    "device.processors.cpu.efficiency.gemv": (0.22, 0.3, 0.42),
+    "device.storage.queue.host_s": (1e-6, 5e-6, 25e-6),
+    "device.storage.queue.host_bytes_per_s": (120e6, 240e6, 480e6),
 }
-UNITS = {"device.storage.queue.host_s": "s"}
+UNITS = {"device.storage.queue.host_s": "s", "device.storage.queue.host_bytes_per_s": "B/s"}
 # Points of the search along each number, and half of a printed digit, in s.
-FINENESS = 121
+FINENESS = 61
 HALF_DIGIT_S = 0.05e-3
 Numbers = tuple[float, ...]
 

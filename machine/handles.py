@@ -81,8 +81,8 @@ class Attended:
     memory besides are attended too, and the new one. ``ids`` are the KV blocks, like `missing`. Where rows differ in
     length, arrays are flat, and row r begins at ``starts[r]``; where blocks do, ``tokens`` are in each. ``at``: where
     the blocks lie in the processor's own memory, for a layer whose KV is there; None: it is elsewhere, and is read.
-    ``reads``: where in what is read the entries of clusters are, and ``swapped`` in a second read, of what was kept;
-    ``swaps``: what is kept lies on storage until the layer's next turn, and is to be written from what is here now.
+    ``reads``: where in what is read the entries of clusters are, and ``swapped`` in a second read, of what was likely
+    to be wanted; ``swaps``: nothing of the layer stays in memory until its next turn.
     ``dropped``: rows and ids of what is kept no longer, where a slot is the number of its block.
     """
 

@@ -1,7 +1,6 @@
 """What a processor can be asked to do. An op says what, never how long.
 
-Counts may be numpy arrays: a cost model then answers with an array, so that a planner can price a whole
-context in one call with the very formula that the simulator uses op by op.
+Counts may be numpy arrays: a cost model answers with an array, so that a planner prices a context in one call.
 """
 
 from collections.abc import Sequence
@@ -207,14 +206,24 @@ class Retrieve(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectQkv(Op):
-    """The Q, K and V projections of one layer for one new token per sequence, apart from the rest of the layer."""
+class OfLayer:
+    """A base of dense operators of one layer for one new token per sequence."""
 
-    purpose: ClassVar[Purpose] = "feed-forward and projections"
+    purpose: ClassVar[Purpose | None] = "feed-forward and projections"
     of_block: ClassVar[bool] = True
 
     batch: Number
     layer: int | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectQ(OfLayer, Op):
+    """The Q projection, apart from the rest of the layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectKv(OfLayer, Op):
+    """The K and V projections that go with a ProjectQ before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,17 +333,12 @@ class DecodeAttention(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class FeedForward(Op):
-    """The dense operators of one layer for one new token per sequence. `captured`: the layer's kernels are launched at
-    once with all others of the step, not one by one. `routed`: with a mixture's experts; False: RoutedExperts has
-    them."""
+class FeedForward(OfLayer, Op):
+    """All of them. `captured`: the layer's kernels are launched at once with all others of the step, not one by one.
+    `routed`: with a mixture's experts; False: RoutedExperts has them."""
 
-    purpose: ClassVar[Purpose] = "feed-forward and projections"
     ends_layer: ClassVar[bool] = True
-    of_block: ClassVar[bool] = True
 
-    batch: Number
-    layer: int | None = field(default=None, compare=False)
     captured: bool = False
     routed: bool = True
 
@@ -350,15 +354,11 @@ class RoutedExperts(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class RestOfLayer(Op):
-    """What FeedForward is without the projections of a ProjectQkv before."""
+class RestOfLayer(OfLayer, Op):
+    """What FeedForward is without the projections of a ProjectQ and a ProjectKv before."""
 
-    purpose: ClassVar[Purpose] = "feed-forward and projections"
     ends_layer: ClassVar[bool] = True
-    of_block: ClassVar[bool] = True
 
-    batch: Number
-    layer: int | None = field(default=None, compare=False)
     captured: bool = False
 
 

@@ -273,7 +273,7 @@ METHODS: Mapping[str, Mapping[str, Check]] = {
 ATTRIBUTES: Mapping[str, Mapping[str, Check]] = {
     "selector": dict.fromkeys(("clusters", "for_all_layers", "per_head", "fixed", "evicts"), _truth),
     "index": {},
-    "residency": dict.fromkeys(("fixed", "keeps", "swaps"), _truth),
+    "residency": dict.fromkeys(("fixed", "keeps", "swaps", "index_on_storage"), _truth),
     "layout": {
         "clusters": _truth,
         "fixed": _truth,

@@ -135,11 +135,11 @@ class KeysSpec(Part):
     # How far centres walk in 1,000 tokens.
     drift: float = Field(default=0.1, ge=0, le=100, strict=True)
     # The share of a query's variance that looks for the present scene's topic.
-    present: float = Field(default=0.25, ge=0, le=1, strict=True)
+    present: float = Field(default=0.06, ge=0, le=1, strict=True)
     # The share that looks for anything, drawn with every token.
     whim: float = Field(default=0.15, ge=0, le=1, strict=True)
     # Tokens within which a query's other interests are forgotten.
-    persistence: float = Field(default=48.0, gt=0, le=1e6, strict=True)
+    persistence: float = Field(default=100.0, gt=0, le=1e6, strict=True)
 
     @model_validator(mode="after")
     def _shares(self) -> "KeysSpec":

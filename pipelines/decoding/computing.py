@@ -10,11 +10,13 @@ from kvferry.machine.ops import (
     Extents,
     FeedForward,
     OutputHead,
-    ProjectQkv,
+    ProjectKv,
+    ProjectQ,
     RestOfLayer,
     Split,
 )
 from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.fetching import SwapIn
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.stage_kind import After, Worker
@@ -54,7 +56,7 @@ class Attend:
                 now.here(layer),
                 this.reads,
                 this.swapped,
-                this.area is not None and now.away(layer),
+                now.plan.roles.residency.swaps and now.away(layer),
                 found.dropped,
             )
         tokens = this.tokens + recent + 1
@@ -89,13 +91,29 @@ class PassOn:
 
 
 class ProjectQueries:
-    """The layer's query, key and value of the new token, where something needs them before attention."""
+    """The layer's query of the new token, where something needs it before attention."""
 
     worker: Worker = "processor"
 
     @staticmethod
-    def op(plan: DecodePlan, layer: int | None = None) -> ProjectQkv:
-        return ProjectQkv(plan.sequences, layer)
+    def op(plan: DecodePlan, layer: int | None = None) -> ProjectQ:
+        return ProjectQ(plan.sequences, layer)
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        return now.machine.submit(self.op(now.plan, layer), after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.work(self.op(prices.plan))
+
+
+class ProjectKeysValues:
+    """The layer's key and value of the new token, while KV moves that the query chose (DynaKV 6.1, pipeline 1)."""
+
+    worker: Worker = "processor"
+
+    @staticmethod
+    def op(plan: DecodePlan, layer: int | None = None) -> ProjectKv:
+        return ProjectKv(plan.sequences, layer)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         return now.machine.submit(self.op(now.plan, layer), after=after)
@@ -220,6 +238,8 @@ class NextToken:
         ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)
         if update is not None:
             renew(now, update)
+            if now.plan.roles.residency.swaps:
+                SwapIn().begin_next_step(now, update)
             if now.last:
                 # Written at once, it would be a race with the end of the run how much of it counts.
                 now.unwritten = update, ticket

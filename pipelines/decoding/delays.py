@@ -14,11 +14,12 @@ import numpy as np
 
 from kvferry.machine.ops import Op
 from kvferry.machine.tiers import Leg, legs
-from kvferry.pipelines.decoding.computing import NextToken
+from kvferry.pipelines.decoding.computing import Attend, NextToken, PassOnRest
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Part, Parts, Queue
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.timetable import Times, Timetable, idle_s
+from kvferry.policies.decode.read_ahead import ReadAhead
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import Learned
 from kvferry.sim.costs.cost_model import COST_MODELS
@@ -33,6 +34,8 @@ from kvferry.specs.tier import Tier
 
 # Enough for a block in the middle: one before it and one behind, each with a neighbour of its own.
 _BLOCKS = 4
+# Enough reads at once for any queue.
+_READS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,21 @@ class Delays:
             if kept.append(Learned(())) is not None:
                 free = self._written(plan, tiers, free)
         return times
+
+    def read_ahead(self, plan: DecodePlan) -> ReadAhead:
+        """Returns what storage has time to read of the next layer while one attends, over as much as it will at last,
+        and passes on."""
+        prices = _Prices(self, plan, "storage")
+        attended = plan.roles.selector.wanted_tokens(plan.most_tokens) + 1
+        ops = Attend.op(plan, attended), PassOnRest.op(plan)
+        window_s = sum(part.seconds for op in ops for part in prices.work(op))
+        unit = plan.layout.alignment_bytes
+        short_s, long_s = (
+            sum(part.seconds for part in prices.move(_READS, n * unit, "storage", "device")) / _READS for n in (1, 5)
+        )
+        byte_s = (long_s - short_s) / (4 * unit)
+        # A cluster begins or ends with a storage block, and half of one is read besides in the mean.
+        return ReadAhead(window_s=window_s, command_s=short_s - byte_s * unit / 2, byte_s=byte_s)
 
     # --- a step ------------------------------------------------------------------------------------------------------
 

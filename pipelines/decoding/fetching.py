@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from kvferry.layouts.pieces import Pieces, Ranges, Reads
-from kvferry.layouts.swap_area import SwapArea
+from kvferry.layouts.pieces import Ranges, Reads
 from kvferry.machine.answers import Selection
 from kvferry.machine.handles import Rebuilt
 from kvferry.machine.ops import Bookkeep, Extents, Reconstruct, Retrieve, Select
@@ -12,8 +11,10 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.stage_kind import After, Worker
 from kvferry.pipelines.decoding.state import DecodeState
+from kvferry.pipelines.decoding.updates import changes_of
 from kvferry.policies.decode.ranked import Ranked
 from kvferry.policies.decode.rows import BlockRows
+from kvferry.policies.decode.upkeep import Update
 
 
 class ChooseBlocks:
@@ -119,7 +120,7 @@ class LookUp:
         this.brought = 0
         if now.away(layer):
             # Swapped blocks come in every step, wherever they are found.
-            came = found.missing if this.area is None else np.ones(wanted.ids.shape, bool)
+            came = np.ones(wanted.ids.shape, bool) if plan.roles.residency.swaps else found.missing
             this.brought = plan.choice.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
         # Rows may differ: this is their mean.
         this.tokens = (
@@ -189,64 +190,46 @@ class BringMissing:
 
 
 class SwapIn:
-    """Brings what is kept of a layer into memory before the layer needs it (DynaKV 6.1)."""
+    """Brings what is likely of a layer into memory before its query says what it wants (DynaKV 6.1)."""
 
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        this = now.layers[layer]
-        area, first = this.area, this.first_alike
-        if first != layer:
-            reads = now.layers[first].swapped
-        else:
-            reads = None if area is None or not now.away(layer) else area.reads()
-        this.swapped = reads
-        if reads is None:
-            return after[0] if after else now.done()
-        offsets = reads.offsets + (layer - first) * now.plan.file.swap_layer_bytes
-        return now.machine.move(Extents(offsets, reads.lengths), now.tiers[layer], "device", after=after)
+        coming, now.coming = now.coming, None
+        if coming is None and now.layers[layer].first_alike == layer:
+            self._choose(now, layer)
+        return coming or self._move(now, layer, after) or (after[0] if after else now.done())
 
-    def parts(self, prices: Prices) -> Parts:
-        return prices.move(1, prices.plan.file.swap_layer_bytes, prices.tier, "device")
-
-
-class SwapOut:
-    """Takes what is kept of a layer back to where it lies while others compute, as far as it has changed, and the
-    representatives of clusters that new keys have changed (DynaKV 6.1)."""
-
-    worker: Worker = "mover"
-
-    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        this = now.layers[layer]
-        area, first = this.area, this.first_alike
-        if area is None or not now.away(layer):
-            return after[0]
-        if first == layer:
-            now.swapped_out[layer] = self._kept(now, layer, area)
-        (offsets, lengths), pieces = now.swapped_out[first]
-        if not len(offsets):
-            return after[0]
-        written = Extents(offsets + (layer - first) * now.plan.file.swap_layer_bytes, lengths, (layer,), pieces)
-        return now.machine.move(written, "device", now.tiers[layer], after=after)
+    def begin_next_step(self, now: DecodeState, update: Update) -> None:
+        """Begins the first layer of the next step, beside the output head of this one: without what this step changes,
+        which is written behind the head."""
+        if not now.last and not now.plan.layout.moves:
+            self._choose(now, 0, changes_of(update, 0)[0])
+            now.coming = self._move(now, 0, ())
 
     @staticmethod
-    def _kept(now: DecodeState, layer: int, area: SwapArea) -> tuple[Ranges, Pieces]:
-        """Ranges that are to be written, and the entries in them."""
-        this = now.layers[layer]
-        assigned = this.assigned
-        changing = None if assigned is None else BlockRows(assigned.value.ids.reshape(now.plan.rows, 1))
-        rows, blocks = this.resident.held(changing)
-        # A cluster that is cut has its new parts in memory until the next turn.
-        if cuts := this.cuts:
-            whole = ~np.isin(rows * area.blocks + blocks, [cut.row * area.blocks + cut.block for cut in cuts])
-            rows, blocks = rows[whole], blocks[whole]
-        return area.keep(rows, blocks, now.blocks.tokens_of(layer, rows, blocks))
+    def _choose(now: DecodeState, layer: int, changing: BlockRows | None = None) -> None:
+        staying = now.plan.staying
+        places = now.layers[layer].resident.ahead(staying.ahead, now.plan.token_bytes, changing)
+        for other, found in now.reads_alike(layer, *places):
+            other.swapped = found if len(found.offsets) else None
+
+    @staticmethod
+    def _move(now: DecodeState, layer: int, after: After) -> Ticket | None:
+        """Returns None where nothing has to come."""
+        reads = now.layers[layer].swapped
+        if reads is None or not now.away(layer):
+            return None
+        now.record.reads(reads)
+        return now.machine.move(Extents(*reads.ranges), now.tiers[layer], "device", after=after)
 
     def parts(self, prices: Prices) -> Parts:
-        """Prices what is brought newly in a step, which stays if all of it finds room."""
-        plan = prices.plan
-        n_bytes = min(prices.missing * plan.layout.block_bytes, plan.file.swap_layer_bytes)
-        return prices.move(1, int(n_bytes), "device", prices.tier)
+        """Prices reads of blocks of the context's size: as many as there is time for."""
+        plan, ahead = prices.plan, prices.plan.staying.ahead
+        blocks = plan.rows * plan.staying.tokens / plan.choice.group_tokens
+        if ahead is not None:
+            blocks = min(blocks, ahead.window_s / (ahead.command_s + ahead.byte_s * plan.layout.block_bytes))
+        return prices.move(blocks, plan.layout.stride_bytes, prices.tier, "device")
 
 
 class BringIndex:

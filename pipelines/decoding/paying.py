@@ -1,4 +1,5 @@
-"""The reuse buffer of a system that was told no size: no larger than pays on its runtime."""
+"""Sizes of a plan that hang on a device's speed: the reuse buffer of a system that was told no size, no larger than
+pays on its runtime, and what is read ahead."""
 
 import math
 from collections.abc import Callable
@@ -54,6 +55,15 @@ def with_paying_slots(roles: Roles, scenario: Scenario, sized: Callable[[Roles],
 
     paying = paying_slots(least, fitting, took_s)
     return plan if paying == fitting else sized(replace(roles, residency=replace(residency, slots=paying)))
+
+
+def with_read_ahead(plan: DecodePlan, scenario: Scenario) -> DecodePlan:
+    """Returns the plan with what of a layer is read while the one before computes, as the scenario's estimates have
+    it."""
+    if not plan.roles.residency.swaps or "storage" not in plan.tiers:
+        return plan
+    delays = Delays(on_runtime(scenario).device, scenario.model, scenario.costs.estimate)
+    return replace(plan, staying=replace(plan.staying, ahead=delays.read_ahead(plan)))
 
 
 def tried_slots(selected: int, fitting: int) -> list[int]:

@@ -101,10 +101,8 @@ class DecodePlan:
             rows=self.rows,
             blocks=self.layout.blocks,
             vector_bytes=self.keys.vector_bytes,
-            kept_tokens=self.staying.tokens,
-            token_bytes=self.token_bytes,
             alignment_bytes=self.layout.alignment_bytes,
-            swapped=self.roles.residency.swaps,
+            with_index=self.roles.residency.index_on_storage,
         )
 
     @property

@@ -186,8 +186,8 @@ def _keys(roles: Roles, room: Room, reserved_bytes: float) -> _Keys:
     """Returns the keys that fit into the budget beside `reserved_bytes`. Raises ValueError for impossible
     parameters."""
     index = roles.selector.index(room, reserved_bytes)
-    # A layer whose KV is swapped has its vectors swapped, too: the ones that it is chosen by.
-    index_bytes = index.n_bytes / (room.model.layers if roles.residency.swaps else 1) if index else 0.0
+    # One layer's part of an index on storage is in memory.
+    index_bytes = index.n_bytes / (room.model.layers if roles.residency.index_on_storage else 1) if index else 0.0
     rank = roles.layout.key_rank(room, reserved_bytes + index_bytes)
     keys_bytes = 0 if rank is None else room.key_cache_bytes(rank)
     held = {"kv: index": index_bytes, "kv: low-rank keys": keys_bytes}

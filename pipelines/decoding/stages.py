@@ -6,6 +6,7 @@ from kvferry.pipelines.decoding.computing import (
     NextToken,
     PassOn,
     PassOnRest,
+    ProjectKeysValues,
     ProjectQueries,
     TendClusters,
 )
@@ -19,7 +20,6 @@ from kvferry.pipelines.decoding.fetching import (
     RebuildKeys,
     RetrieveBlocks,
     SwapIn,
-    SwapOut,
 )
 from kvferry.pipelines.decoding.prefilling import (
     BringKnown,
@@ -40,6 +40,7 @@ KINDS: dict[str, Kind] = {
     "first_token": FirstToken(),
     "retrieve": RetrieveBlocks(),
     "project": ProjectQueries(),
+    "project_kv": ProjectKeysValues(),
     "select": ChooseBlocks(),
     "look_up": LookUp(),
     "compare": Compare(),
@@ -47,7 +48,6 @@ KINDS: dict[str, Kind] = {
     "bring_all": BringAll(),
     "bring_index": BringIndex(),
     "swap": SwapIn(),
-    "swap_out": SwapOut(),
     "rebuild": RebuildKeys(),
     "attend": Attend(),
     "assign": AssignKeys(),

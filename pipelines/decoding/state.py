@@ -1,7 +1,7 @@
 """The state of a batch under way: the machine, the plan, and what the roles and the present step hold."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Unpack
 
@@ -9,8 +9,7 @@ import numpy as np
 import simpy
 
 from kvferry.layouts.layout import Layout, PlacedBlocks
-from kvferry.layouts.pieces import Pieces, Ranges, Reads
-from kvferry.layouts.swap_area import SwapArea
+from kvferry.layouts.pieces import Reads
 from kvferry.machine.machine import Asked, MemoryPool
 from kvferry.machine.memory import GrowingLeases
 from kvferry.machine.ops import Extents, Op
@@ -101,8 +100,6 @@ class LayerState:
     resident: Resident
     # The first layer that is answered alike and has the same blocks: what a step finds there goes for all of them.
     first_alike: int
-    # The place of its kept blocks while others compute; None: it stays in memory.
-    area: SwapArea | None = None
     # Moves of its KV to another tier.
     arriving: tuple[Ticket, ...] = ()
     # The machine's choice, where its blocks are (None: all are on their way), and how they are read.
@@ -114,7 +111,7 @@ class LayerState:
     tokens: int = 0
     block_tokens: np.ndarray | None = None
     brought: int = 0
-    # Reads of its kept blocks, where these are swapped.
+    # Reads of blocks that it is likely to want, where these are swapped.
     swapped: Reads | None = None
     # The clusters of its context, and the one that each new key belongs to.
     clustered: Ticket | None = None
@@ -140,22 +137,24 @@ class DecodeState:
         # so that these are filled when a layer moves away.
         self._shared = self._resident("host") if roles.selector.for_all_layers else None
         residents = [self._shared or self._resident(tier) for tier in self.tiers]
-        self.layers = [LayerState(one, n, plan.file.swap_area(n)) for n, one in enumerate(residents)]
+        self.layers = [LayerState(one, n) for n, one in enumerate(residents)]
         self.step = self._skipped = 0
         # Whether the step under way is the last one, and what that leaves to be written behind which ticket.
         self.last = False
         self.unwritten: tuple[Update, Ticket] | None = None
+        # Clusters that the first layer is likely to want, which come beside the output head before the step.
+        self.coming: Ticket | None = None
         self._done: Ticket | None = None
         self._held = GrowingLeases(machine.memory_of)
         # The last look-up that was read, its layer, and the reads.
         self._read_last: tuple[Lookup, int, Reads] | None = None
-        # By layer, the place of its kept blocks meanwhile, where these are swapped.
-        self.swapped_out: dict[int, tuple[Ranges, Pieces]] = {}
 
     def tell_apart(self, kinds: int) -> None:
-        """Only the first layers are told apart from now on, and those behind are each like one of them, in turn."""
+        """Only the first layers are told apart from now on, and those behind are each like one of them, in turn: of
+        `kinds` kinds, and the very first by itself where something of it comes beside the output head."""
+        first = int(self.plan.roles.residency.swaps)
         for n, layer in enumerate(self.layers):
-            layer.first_alike = n % kinds
+            layer.first_alike = n if n < first else first + (n - first) % kinds
 
     def away(self, layer: int) -> bool:
         """A layer's KV lies outside the processor's memory."""
@@ -171,7 +170,7 @@ class DecodeState:
         with them; where blocks are clusters, they say which cluster each token joins."""
         if not tokens:
             return
-        before, self._skipped = self.tokens_stored, self._skipped + tokens
+        before, self._skipped, self.coming = self.tokens_stored, self._skipped + tokens, None
         self.kept.skip(tokens, before, keys, self.plan.roles.selector.wanted_tokens)
         # Only what is really written counts.
         self.blocks.count_anew()
@@ -198,6 +197,7 @@ class DecodeState:
                 self.layers[layer].arriving = (self.machine.move(self.whole(layer), source, to),)
                 moving += self.layers[layer].arriving
                 self.layers[layer].resident = self._shared or self._resident(to)
+                self.coming = None
         memories: tuple[Tier, ...] = ("device", "host")
         self._held.hold({tier: self.plan.memory.ledger.at(tokens, tier) for tier in memories})
         return moving
@@ -242,13 +242,18 @@ class DecodeState:
             return reads
         if self.layers[layer].first_alike == layer:
             places = found.wanted.places if found.slots is None else found.to_move
-            alike = [other for other, one in enumerate(self.layers) if one.first_alike == layer]
-            for other, reads in zip(alike, self.blocks.reads_alike(np.array(alike), *places), strict=True):
-                self.layers[other].reads = reads
+            for other, reads in self.reads_alike(layer, *places):
+                other.reads = reads
         found_reads = self.layers[layer].reads
         assert found_reads is not None
         self._read_last = found, layer, found_reads
         return found_reads
+
+    def reads_alike(self, layer: int, rows: np.ndarray, ids: np.ndarray) -> Iterator[tuple[LayerState, Reads]]:
+        """Yields layers that are like this one, with how the same blocks of each are read."""
+        alike = np.array([other for other, one in enumerate(self.layers) if one.first_alike == layer])
+        for other, reads in zip(alike.tolist(), self.blocks.reads_alike(alike, rows, ids), strict=True):
+            yield self.layers[other], reads
 
     def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:
         """Fires when a layer's KV is in the processor's memory, where its placement may have begun to move it in this

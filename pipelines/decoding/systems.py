@@ -285,7 +285,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
         paper="dynakv",
         roles=Roles(
             selector=_BY_CENTROIDS,
-            residency=VirtualCache(cache_share=0.01),
+            residency=VirtualCache(cache_share=_SELECTED_SHARE),
             layout=DualHeads(group_tokens=_CLUSTER_TOKENS),
             upkeep=AdaptiveClusters(threshold=1.5),
         ),

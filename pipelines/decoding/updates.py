@@ -37,19 +37,23 @@ def _carry_out(now: DecodeState, change: Change, layers: np.ndarray, tier: Tier,
 
 def renew(now: DecodeState, update: Update) -> None:
     """Brings copies that are kept in memory up to date."""
-    for layer, changed in enumerate(update.changed):
+    for layer in range(len(update.changed)):
         if now.layers[layer].first_alike != layer:
             break
-        cuts = [one for one in update.joined[layer] if isinstance(one, Cut)] if update.joined else []
-        made = [(one.row, block) for one in cuts for block in (one.block, one.new) if block is not None]
-        if made:
-            places = zip(*(of.tolist() for of in changed.places), strict=True)
-            changed = BlockRows.of({*places, *made}, changed.rows)
+        changed, made = changes_of(update, layer)
         tokens = now.kept.tokens_of(layer, changed) if changed.ids.size else None
         now.layers[layer].resident.renew(changed, tokens, made)
-        area = now.layers[layer].area
-        if area is not None and made:
-            area.give_up(*(np.array(of) for of in zip(*made, strict=True)))
+
+
+def changes_of(update: Update, layer: int) -> tuple[BlockRows, list[tuple[int, int]]]:
+    """Returns a layer's blocks that have changed, and those of them that have been made as a whole, (row, block)."""
+    changed = update.changed[layer]
+    cuts = [one for one in update.joined[layer] if isinstance(one, Cut)] if update.joined else []
+    made = [(one.row, block) for one in cuts for block in (one.block, one.new) if block is not None]
+    if made:
+        places = zip(*(of.tolist() for of in changed.places), strict=True)
+        changed = BlockRows.of({*places, *made}, changed.rows)
+    return changed, made
 
 
 def staying(now: DecodeState, update: Update) -> Extents | None:

@@ -27,7 +27,7 @@ from kvferry.pipelines.decoding.faults import NoRoomFlow, faults_of
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
 from kvferry.pipelines.decoding.notes import larger_budget, notes_on
 from kvferry.pipelines.decoding.passage import Passage
-from kvferry.pipelines.decoding.paying import with_paying_slots
+from kvferry.pipelines.decoding.paying import with_paying_slots, with_read_ahead
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.quality import attention_mass_of
@@ -312,7 +312,7 @@ def plan_for(scenario: Scenario, system: DecodeSystem) -> DecodePlan:
         alignment_bytes=ALIGNMENT_BYTES if storage is None else int(storage.block_bytes),
         budget_key="policies.tuned" if tuned_bytes else budget_key,
     )
-    plan = with_paying_slots(system.roles, scenario, sized)
+    plan = with_read_ahead(with_paying_slots(system.roles, scenario, sized), scenario)
     if not capped:
         return plan
     whole_bytes, key = (

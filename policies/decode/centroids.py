@@ -50,7 +50,7 @@ class Centroids(TopByOwnQuery):
         return BlockRows(ids[wanted], starts)
 
     def stages(self, layers: int, beside: tuple[str, ...], after_attention: tuple[str, ...] = ()) -> Stages:
-        """The query chooses, and meanwhile the key finds its cluster: both are there once the layer is projected."""
+        """The query chooses, and the new key finds its cluster while what was chosen moves."""
 
         def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
             return [
@@ -58,7 +58,8 @@ class Centroids(TopByOwnQuery):
                 Stage("select", layer, (("project", layer),), awaited=True),
                 Stage("look_up", layer),
                 Stage("bring", layer, (("look_up", layer),)),
-                *(Stage(kind, layer, (("project", layer),), awaited=True) for kind in beside),
+                Stage("project_kv", layer, (("project", layer),)),
+                *(Stage(kind, layer, (("project_kv", layer),), awaited=True) for kind in beside),
             ]
 
         return own_layer(fetch, "bring", layers, "rest", after_attention)

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from kvferry.policies.decode.read_ahead import ReadAhead
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.slot_table import Resident
 
@@ -41,6 +42,8 @@ class ClusterCache(Resident):
         # Flat [rows * blocks]: what is there, tokens, and by the count of look-ups when each came, was wanted last and
         # was updated last; how often it was wanted, and what it is worth by its size.
         self._held = np.zeros(n, bool)
+        # Kept elsewhere, and not there at the next look-up.
+        self._away = np.zeros(n, bool)
         self._size = np.zeros(n, np.int64)
         self._came, self._wanted = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self._updated = np.full(n, -RECENT_STEPS - 1, np.int64)
@@ -57,7 +60,8 @@ class ClusterCache(Resident):
         self._settle()
         self._now += 1
         flat = (wanted.ids + wanted.spread(np.arange(self.rows) * self.blocks)).ravel()
-        missing = ~self._held[flat]
+        missing = ~self._held[flat] | self._away[flat]
+        self._away[:] = False
         self._size[flat] = self._block_tokens if tokens is None else tokens.ravel()
         self._came[flat[missing]] = self._now
         self._enter(flat)
@@ -81,13 +85,28 @@ class ClusterCache(Resident):
         flat = (blocks.ids + blocks.spread(np.arange(self.rows) * self.blocks)).ravel()
         self._drop(flat[self._held[flat]])
 
-    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows and ids of what is in the cache when the next step begins, row by row; `changing` ones count
-        as updated now."""
-        if changing is not None:
-            self._updated[(changing.ids + changing.spread(np.arange(self.rows) * self.blocks)).ravel()] = self._now
+    def held(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows and ids of what is in the cache when the next step begins, row by row."""
         self._settle()
         return self._places(np.flatnonzero(self._held))
+
+    def ahead(
+        self, limit: ReadAhead | None, token_bytes: int, changing: BlockRows | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Takes what the last look-up wanted, what was wanted most often since it came first. What is kept beyond that,
+        for being small say, is seldom wanted, and a read of it takes as long."""
+        self._settle()
+        self._away[:] = False
+        if changing is not None:
+            self._away[(changing.ids + changing.spread(np.arange(self.rows) * self.blocks)).ravel()] = True
+        flat = np.flatnonzero(self._held & ~self._away)
+        if limit is not None:
+            likely = flat[self._wanted[flat] == self._now]
+            likely = likely[np.lexsort((likely, -self._times[likely]))]
+            self._away[flat] = True
+            flat = np.sort(likely[limit.fits(self._size[likely] * token_bytes)])
+            self._away[flat] = False
+        return self._places(flat)
 
     @property
     def tokens(self) -> np.ndarray:

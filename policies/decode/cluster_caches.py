@@ -10,7 +10,7 @@ from kvferry.policies.decode.residency import NothingKept, Residency
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.slot_table import Resident
 from kvferry.policies.decode.stages import Stage, Stages
-from kvferry.policies.ledger import NEW_TOKENS, Holding
+from kvferry.policies.ledger import Holding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,36 +51,25 @@ class WholeCache(Residency):
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualCache(WholeCache):
-    """Only the layer that computes and the next one have their caches in memory (DynaKV 6.1, pipeline 2). Others lie on
-    storage, each in an area of its own, beside the clusters that they are copies of: while a layer attends and passes
-    on, the next one's is read as one, and what has changed of its own is written back. What new keys change after that,
-    a key in every row and the parts of what was cut, stays in memory until the layer's next turn. Representatives lie
-    on storage, too, and are brought while queries are projected (pipeline 1). Left out: writing the ones that have
-    changed, a vector per row and token; the paper does not mention it."""
+    """Only the layer that computes and the next one have their caches in memory (DynaKV 6.1, pipeline 2). Clusters of
+    others lie on storage, where all clusters do. While a layer attends and passes on, the next one's are read: those
+    that were wanted last, as many as there is time for. The rest is read once the query is there.
+
+    ``index_on_storage``: representatives lie on storage, too, and are brought while queries are projected (pipeline
+    1). Left out: writing the ones that have changed, a vector per row and token; the paper does not mention it."""
 
     swaps = True
+    index_on_storage: bool = True
 
     def cached_layers(self, layers: int) -> int:
         return min(2, layers)
 
-    def holdings(self, room: Room, selected: int, slots: int) -> tuple[Holding, ...]:
-        newest = room.model.layers * room.model.kv_entry_bytes if self.kept_tokens(room) else 0
-        return *super().holdings(room, selected, slots), Holding.of(NEW_TOKENS, newest, "sequence")
-
     def arranged(self, stages: Stages, layers: int) -> Stages:
-        found, begun = [Stage("swap", 0)], set[int]()
-        # The end of a layer comes behind all that attention and clusters need.
-        last = {stage.layer: stage.key for stage in stages}
-        for stage in stages:
-            if stage.key == last[stage.layer]:
-                found.append(Stage("swap_out", stage.layer, (("attend", stage.layer),)))
+        found = [Stage("swap", 0)]
+        for stage in super().arranged(stages, layers):
             kind, layer = stage.kind, stage.layer
-            if layer not in begun:
-                begun.add(layer)
-                found.append(Stage("bring_index", layer, stage.after))
-            if kind in ("select", "attend"):
-                needed = "bring_index" if kind == "select" else "swap"
-                stage = stage._replace(after=(*stage.after, (needed, layer)))
+            if kind == "attend":
+                stage = stage._replace(after=(*stage.after, ("swap", layer)))
             found.append(stage)
             if kind == "bring" and layer + 1 < layers:
                 found.append(Stage("swap", layer + 1, (("bring", layer),)))

@@ -11,7 +11,7 @@ from kvferry.policies.decode.reuse_buffer import ReuseBuffer
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.slot_table import Resident
-from kvferry.policies.decode.stages import Stages
+from kvferry.policies.decode.stages import Stage, Stages
 from kvferry.policies.ledger import Holding, Ledger
 
 
@@ -19,10 +19,12 @@ class Residency(ABC):
     """Base of all residencies. One that counts in slots, of a KV block each, says how many and starts a layer's
     Resident; the rest is here.
 
-    ``swaps``: what is kept of a layer lies on storage while others compute.
+    ``swaps``: what is kept of a layer lies on storage while others compute. ``index_on_storage``: what a layer's blocks
+    are scored by does, and is brought when the layer begins.
     """
 
     swaps: ClassVar[bool] = False
+    index_on_storage: bool = False
 
     @property
     def fixed(self) -> bool:
@@ -67,7 +69,7 @@ class Residency(ABC):
 
     def arranged(self, stages: Stages, layers: int) -> Stages:
         """Returns a decoding step's stages with what it needs besides."""
-        return stages
+        return with_index(stages) if self.index_on_storage else stages
 
     @abstractmethod
     def start(self, rows: int, blocks: int, slots: int, kept_tokens: int = 0, block_tokens: int = 1) -> Resident:
@@ -75,9 +77,24 @@ class Residency(ABC):
         where they are all alike."""
 
 
+def with_index(stages: Stages) -> Stages:
+    """Returns stages among which a layer begins by bringing what its blocks are scored by."""
+    found, begun = list[Stage](), set[int]()
+    for stage in stages:
+        if stage.layer not in begun and stage.kind != "next_token":
+            begun.add(stage.layer)
+            found.append(Stage("bring_index", stage.layer, stage.after))
+        if stage.kind == "select":
+            stage = stage._replace(after=(*stage.after, ("bring_index", stage.layer)))
+        found.append(stage)
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class DoubleBuffer(Residency):
-    """Keeps nothing: what a layer wants is moved at every step."""
+    """Keeps nothing: what a layer wants is moved at every step. ``index_on_storage``: keys that are scored are, too."""
+
+    index_on_storage: bool = False
 
     @property
     def keeps(self) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvferry.policies.decode.index import IndexSpec
+from kvferry.policies.decode.read_ahead import ReadAhead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,10 @@ class StayingSizes:
     none. ``tokens``: of each row of a layer, kept from one step to the next where slots do not say it.
     ``newest_tokens``: new tokens of a sequence, where the others lie on the host; None: all of them stay.
     ``mapped_bytes``: what a file that is mapped into memory may take there, of the whole batch; None: it is read past
-    the page cache."""
+    the page cache. ``ahead``: what of a layer's kept tokens is read while the layer before computes; None: all."""
 
     slots: int = 0
     tokens: int = 0
     newest_tokens: int | None = None
     mapped_bytes: float | None = None
+    ahead: ReadAhead | None = None

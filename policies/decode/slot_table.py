@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvferry.policies.decode.read_ahead import ReadAhead
 from kvferry.policies.decode.rows import BlockRows, Lookup
 
 
@@ -21,11 +22,17 @@ class Resident(ABC):
         of blocks are out of date once these change."""
         self.forget(changed)
 
-    def held(self, changing: BlockRows | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows and ids of what is kept for the next step, in which the blocks that are `changing` will have
-        changed."""
+    def held(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows and ids of what is kept for the next step."""
         nothing = np.empty(0, np.int64)
         return nothing, nothing
+
+    def ahead(
+        self, limit: ReadAhead | None, token_bytes: int, changing: BlockRows | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows and ids of the kept blocks that come to memory before the next look-up, as many as `limit` has
+        time for (None: all), without those that are `changing`: it finds no others. The likeliest ones come first."""
+        return self.held()
 
     def forget(self, blocks: BlockRows) -> None:  # noqa: B027 - some keep none
         """Give up copies of blocks that are out of date, or never came."""

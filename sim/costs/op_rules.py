@@ -28,7 +28,8 @@ from kvferry.machine.ops import (
     PrefillHead,
     PrefillLayer,
     Project,
-    ProjectQkv,
+    ProjectKv,
+    ProjectQ,
     Reconstruct,
     RestOfLayer,
     Retrieve,
@@ -247,9 +248,14 @@ def _routed_experts(a: Arithmetic, op: RoutedExperts) -> list[Work]:
     return [a.routed(op.batch)]
 
 
-@priced(ProjectQkv, features={"batch": "batch"})
-def _project_qkv(a: Arithmetic, op: ProjectQkv) -> list[Work]:
-    return [("gemv", op.batch * a.qkv_flop, a.qkv_bytes)]
+@priced(ProjectQ, features={"batch": "batch"})
+def _project_q(a: Arithmetic, op: ProjectQ) -> list[Work]:
+    return [("gemv", op.batch * (a.qkv_flop - a.projection_flop), a.qkv_bytes - a.projection_bytes)]
+
+
+@priced(ProjectKv, features={"batch": "batch"})
+def _project_kv(a: Arithmetic, op: ProjectKv) -> list[Work]:
+    return [("gemv", op.batch * a.projection_flop, a.projection_bytes)]
 
 
 @priced(RestOfLayer, passes=_one_layer, features={"batch": "batch"}, eager=lambda op: not op.captured)

@@ -149,7 +149,7 @@ BASES = {
         ),
         ("residency", "slots_within", "-3", "-3; a whole number from 0 would do"),
         ("residency", "reserved_bytes", "-1e15", "-1000000000000000.0; a finite number, not below 0, would do"),
-        ("residency", "start", "None", "None; what has look_up, renew, held, forget, check, too, would do"),
+        ("residency", "start", "None", "None; what has look_up, renew, held, ahead, forget, check, too, would do"),
         ("layout", "block_tokens", "3.5", "3.5; a whole number from 1 would do"),
         ("layout", "layout", "None", "None; a Layout or ClusterLayout would do"),
         ("upkeep", "holdings", "-1", "-1; a tuple of Holdings would do"),

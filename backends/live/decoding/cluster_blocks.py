@@ -19,7 +19,6 @@ from kvferry.machine.ops import Cluster, Extents, OutputHead, Split
 from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
 from kvferry.policies.decode.means import two_means
 from kvferry.specs.errors import InputError, KvferryError
-from kvferry.system.aligned_memory import aligned_memory
 
 
 class ClusterFormat:
@@ -72,28 +71,6 @@ class ClusteredKv(Clustered):
         return whole
 
 
-class SwappedKv:
-    """Holds what of a layer's clusters is at hand as it computes, by row and cluster, to be written where the layer's
-    cache lies: a Written."""
-
-    def __init__(self, format: ClusterFormat, clusters: dict[Place, torch.Tensor]) -> None:
-        self._format, self._clusters = format, clusters
-
-    def bytes_of(self, extents: Extents) -> Bytes:
-        """Returns whole storage blocks; an entry may lie in two, or in part outside of them."""
-        assert extents.pieces is not None
-        (begins, lengths), whole = extents.arrays, aligned_memory(max(1, extents.n_bytes))
-        ends, before = begins + lengths, np.cumsum(lengths) - lengths
-        stretches = zip(stretches_of(extents.pieces), extents.pieces.offsets.tolist(), strict=True)
-        for (place, first, tokens, down), at in stretches:
-            packed = self._format.packed(self._clusters[place][first : first + tokens], down)
-            for n in range(int(np.searchsorted(ends, at, "right")), int(np.searchsorted(begins, at + len(packed)))):
-                low, high = max(at, int(begins[n])), min(at + len(packed), int(ends[n]))
-                target = int(before[n]) + low - int(begins[n])
-                whole[target : target + high - low] = packed[low - at : high - at]
-        return whole[: extents.n_bytes]
-
-
 class ClusterBlocks:
     """Tensors of clusters of a lock-step batch, each with its entries in the order in which they came to it. Clusters
     that a step attends to are in memory until it ends. Of other clusters, entries that wait for a cut are in memory,
@@ -112,11 +89,6 @@ class ClusterBlocks:
         # Slots are numbered as clusters are, and what changes is kept up to date there.
         self._renewed = [False] * layout.layers
         self._here: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
-        # A layer's kept blocks lie in the file until its next turn: what came of it, which is in memory as the layer
-        # computes, and what has changed since, the last entries of a cluster or (True) all of them.
-        self._swaps = [False] * layout.layers
-        self._kept: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
-        self._late: list[dict[Place, tuple[bool, torch.Tensor]]] = [{} for _ in range(layout.layers)]
         self._unwritten: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
         self._waiting: list[dict[Place, list[torch.Tensor]]] = [{} for _ in range(layout.layers)]
         self._new: list[torch.Tensor | None] = [None] * layout.layers
@@ -131,7 +103,6 @@ class ClusterBlocks:
         parts = (*self._slots, *self._unwritten)
         kept = sum(entries.nbytes for of_layer in parts for entries in of_layer.values())
         kept += sum(recent.nbytes for recent in self._recent if recent is not None)
-        kept += sum(entries.nbytes for of_layer in self._late for _, entries in of_layer.values())
         return kept + sum(one.nbytes for of_layer in self._waiting for some in of_layer.values() for one in some)
 
     def prefilled(self, layer: int, keys: torch.Tensor, values: torch.Tensor, order: torch.Tensor | None) -> None:
@@ -260,7 +231,6 @@ class ClusterBlocks:
             rows[place[0]].append(here[place] if place in here else self._unwritten[op.layer][place])
         entries = [torch.cat([*found, one[None]]) for found, one in zip(rows, new, strict=True)]
         here.clear()
-        self._late[op.layer].clear()
         self._unwritten[op.layer].clear()
         if {len(of_row) for of_row in entries} != {op.tokens}:
             raise KvferryError(f"all {op.tokens} tokens of layer {op.layer} are to be clustered, and are not in memory")
@@ -284,12 +254,12 @@ class ClusterBlocks:
         rows = np.repeat(np.arange(len(kv.starts) - 1), np.diff(kv.starts)).tolist()
         is_read = np.ones(len(rows), bool) if kv.at is not None else kv.missing
         came, kept = self._read(kv.layer, kv.reads, read), slots
-        self._renewed[kv.layer], self._swaps[kv.layer] = kv.dropped is not None and not kv.swaps, kv.swaps
+        self._renewed[kv.layer] = kv.dropped is not None and not kv.swaps
         if kv.dropped is not None:
             for place in zip(*(part.tolist() for part in kv.dropped), strict=True):
                 slots.pop(place, None)
         if kv.swaps:
-            self._kept[kv.layer] = kept = self._swapped_in(kv, swapped)
+            kept = {} if swapped is None else self._read(kv.layer, kv.swapped, swapped)
         for n, (row, block) in enumerate(zip(rows, kv.ids.tolist(), strict=True)):
             place, slot = (row, block), None if kv.slots is None else (row, int(kv.slots[n]))
             if not is_read[n]:
@@ -307,33 +277,13 @@ class ClusterBlocks:
             if slot is not None and not kv.swaps:
                 slots[slot] = here[place]
 
-    def _swapped_in(self, kv: Attended, swapped: Data | None) -> dict[Place, torch.Tensor]:
-        """Returns clusters that were kept, as they lay in the file and with what has changed since. Releases the
-        read."""
-        kept = {} if swapped is None else self._read(kv.layer, kv.swapped, swapped, buffered=False)
-        for place, (whole, entries) in self._late[kv.layer].items():
-            if whole:
-                kept[place] = entries
-            elif place in kept:
-                kept[place] = torch.cat([kept[place], entries])
-        self._late[kv.layer].clear()
-        return kept
-
-    def swapped_out(self, layer: int) -> SwappedKv:
-        """Returns what of a layer's clusters is at hand now, to be written where its cache lies."""
-        kept, self._kept[layer] = self._kept[layer], {}
-        return SwappedKv(self.format, kept | self._here[layer])
-
     def _renew(self, layer: int, clusters: dict[Place, torch.Tensor]) -> None:
         """Keeps clusters at hand that have been made again."""
         if self._renewed[layer]:
             self._slots[layer] |= clusters
-        if self._swaps[layer]:
-            self._late[layer] |= {place: (True, entries) for place, entries in clusters.items()}
 
-    def _read(self, layer: int, reads: Reads | None, read: Data, *, buffered: bool = True) -> dict[Place, torch.Tensor]:
-        """Returns clusters that were read, with what of them is in page buffers where that is not in what was read.
-        Releases the read."""
+    def _read(self, layer: int, reads: Reads | None, read: Data) -> dict[Place, torch.Tensor]:
+        """Returns clusters that were read, with what of them is in page buffers. Releases the read."""
         whole = memoryview(bytes(read))
         read.release()
         if reads is None or reads.pieces is None or len(whole) != int(reads.lengths.sum()):
@@ -342,7 +292,7 @@ class ClusterBlocks:
         for (place, _, tokens, down), at in zip(stretches_of(reads.pieces), reads.ats.tolist(), strict=True):
             end = at + tokens * self.format.layout.token_bytes
             parts.setdefault(place, []).append(self.format.unpacked(whole[at:end], down).to(self._device))
-        late = self._unwritten[layer] if buffered else {}
+        late = self._unwritten[layer]
         return {place: torch.cat([*some, *([late[place]] if place in late else [])]) for place, some in parts.items()}
 
     def _join(self, layer: int, of_layer: Sequence[Joined | Cut], index: Centroids) -> None:
@@ -357,9 +307,6 @@ class ClusterBlocks:
                 continue
             index.join(layer, one.row, one.block, entry[0, 0].flatten().float().cpu().numpy())
             unwritten[place] = torch.cat([unwritten[place], entry]) if place in unwritten else entry
-            if self._swaps[layer]:
-                whole, late = self._late[layer].get(place, (False, entry[:0]))
-                self._late[layer][place] = whole, torch.cat([late, entry])
             for clusters in (here, self._slots[layer] if self._renewed[layer] else {}):
                 if place in clusters:
                     clusters[place] = torch.cat([clusters[place], entry])

@@ -38,7 +38,8 @@ from kvferry.machine.ops import (
     Op,
     OutputHead,
     PrefillLayer,
-    ProjectQkv,
+    ProjectKv,
+    ProjectQ,
     Reconstruct,
     RestOfLayer,
     Retrieve,
@@ -62,8 +63,8 @@ class Projected(NamedTuple):
 
     layer: int
     queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
+    # None: they have not been projected.
+    keys_values: tuple[torch.Tensor, torch.Tensor] | None
 
 
 class Layers(RegisteredOps):
@@ -139,7 +140,7 @@ class Layers(RegisteredOps):
         self._position = self._context - 1
         self._hidden = decoder.embed(self._prompts)
         self._attended: torch.Tensor | None = None
-        # The next layer's, if it was projected: queries, keys and values of the token under way.
+        # The next layer's, if it was projected.
         self._projected: Projected | None = None
         # Layers that the hidden state has passed.
         self._depth = 0
@@ -242,20 +243,26 @@ class Layers(RegisteredOps):
             self._choosing.add(op.layer)
         return selection
 
-    @runs(ProjectQkv)
-    def _project(self, op: ProjectQkv, inputs: Sequence[Any]) -> None:
-        """The layer's query, key and value of the token under way, for what comes before the rest of the layer."""
+    @runs(ProjectQ)
+    def _project(self, op: ProjectQ, inputs: Sequence[Any]) -> None:
+        """The layer's query of the token under way, for what comes before the rest of the layer."""
         layer = self._next(op, op.layer)
-        rotary = self._rotary_now
-        queries = self.decoder.queries(layer, self._hidden, rotary)
-        self._projected = Projected(layer, queries, *self.decoder.keys_values(layer, self._hidden, rotary))
+        self._projected = Projected(layer, self.decoder.queries(layer, self._hidden, self._rotary_now), None)
+
+    @runs(ProjectKv)
+    def _project_kv(self, op: ProjectKv, inputs: Sequence[Any]) -> None:
+        layer = self._next(op, op.layer)
+        if self._projected is None or self._projected.layer != layer:
+            raise KvferryError(f"{op.label} of layer {layer}: its query has not been projected")
+        new = self.decoder.keys_values(layer, self._hidden, self._rotary_now)
+        self._projected = self._projected._replace(keys_values=new)
 
     @runs(Assign)
     def _assign(self, op: Assign, inputs: Sequence[Any]) -> Assigned:
         index = self._centroids
-        if self._projected is None or self._projected.layer != op.layer:
+        if self._projected is None or self._projected.layer != op.layer or self._projected.keys_values is None:
             raise KvferryError(f"{op.label} of layer {op.layer}: its keys have not been projected")
-        self.said[place_of(op)] = assigned = Assigned(*index.nearest(op.layer, self._projected.keys))
+        self.said[place_of(op)] = assigned = Assigned(*index.nearest(op.layer, self._projected.keys_values[0]))
         return assigned
 
     @runs(Cluster)
@@ -284,16 +291,14 @@ class Layers(RegisteredOps):
         self._rebuildable(op).rebuild(op.kv)
 
     @runs(DecodeAttention)
-    def _attend(self, op: DecodeAttention, inputs: Sequence[Any]) -> Written | None:
+    def _attend(self, op: DecodeAttention, inputs: Sequence[Any]) -> None:
         kv = op.kv
         if kv is None:
             raise KvferryError(f"{op.label} does not say which KV it attends to")
         layer = self._next(op, kv.layer)
         projected = self._projected
-        if projected is None or projected.layer != layer:
-            new = self.decoder.keys_values(layer, self._hidden, self._rotary_now)
-        else:
-            new = projected.keys, projected.values
+        known = None if projected is None or projected.layer != layer else projected.keys_values
+        new = known or self.decoder.keys_values(layer, self._hidden, self._rotary_now)
         self.blocks.put(layer, *new)
         brought = self._brought(kv, inputs)
         if kv.swaps:
@@ -310,7 +315,6 @@ class Layers(RegisteredOps):
         self._attended = attended.flatten(1, 2)[:, :, None]
         if self._index is not None and kv.ids is not None:
             self._index.attended(layer, kv.ids, queries, keys)
-        return self._clusters.swapped_out(layer) if kv.swaps else None
 
     @runs(FeedForward)
     def _feed_forward(self, op: FeedForward, inputs: Sequence[Any]) -> None:

@@ -80,7 +80,7 @@ def test_centroids_are_in_single_precision() -> None:
 
 def test_a_layer_is_projected_before_it_chooses() -> None:
     kinds = [stage.kind for stage in Centroids().stages(1, ("assign",), ("tend",))]
-    assert kinds == ["project", "select", "look_up", "bring", "assign", "attend", "tend", "rest"]
+    assert kinds == ["project", "select", "look_up", "bring", "project_kv", "assign", "attend", "tend", "rest"]
     assert Stage("project", 1, (("rest", 0),)) in Centroids().stages(2, ())
 
 

@@ -19,7 +19,8 @@ from kvferry.machine.ops import (
     PrefillHead,
     PrefillLayer,
     Project,
-    ProjectQkv,
+    ProjectKv,
+    ProjectQ,
     RestOfLayer,
     Retrieve,
     Select,
@@ -65,13 +66,15 @@ def processor(**changes: object) -> ProcessorSpec:
 
 
 def test_a_layer_in_two_parts_is_the_layer() -> None:
-    # Q: 10 x 20 weights beside K and V; batch of 2.
-    ((_, flop, n_bytes),) = WORK(ProjectQkv(2))
-    assert (flop, n_bytes) == (2 * 2 * 400, 400)
+    # Q: 10 x 20 weights, and as many for K and V together; batch of 2.
+    ((_, flop_q, bytes_q),) = WORK(ProjectQ(2))
+    ((_, flop_kv, bytes_kv),) = WORK(ProjectKv(2))
+    assert (flop_q, bytes_q) == (flop_kv, bytes_kv) == (2 * 2 * 200, 200)
+    flop, n_bytes = flop_q + flop_kv, bytes_q + bytes_kv
     ((_, rest_flop, rest_bytes),) = WORK(RestOfLayer(2))
     assert WORK(FeedForward(2)) == [("gemv", flop + rest_flop, n_bytes + rest_bytes)]
     eager = Roofline(processor(eager_layer_s=3.0, layer_s=0.5), MODEL)
-    assert (eager.fixed_s(ProjectQkv(2)), eager.fixed_s(RestOfLayer(2))) == (0.0, 3.5)
+    assert (eager.fixed_s(ProjectQ(2)), eager.fixed_s(RestOfLayer(2))) == (0.0, 3.5)
     assert eager.fixed_s(FeedForward(2)) == 3.5
 
 
@@ -269,7 +272,8 @@ def test_a_latent_cache_is_attended_to_with_absorbed_matrices_by_hand() -> None:
         ("gemv", 3 * 2 * 2 * whole, 3 * whole),
         ("gemv", 2 * 2 * 1000, 2 * 1000),
     ]
-    assert LATENT_WORK(ProjectQkv(2, layer=0)) == [("gemv", 2 * 2 * before, before)]
+    parts = LATENT_WORK(ProjectQ(2, layer=0)), LATENT_WORK(ProjectKv(2, layer=0))
+    assert [sum(part[n] for (part,) in parts) for n in (1, 2)] == [2 * 2 * before, before]
     assert LATENT_WORK(RestOfLayer(2)) == [("gemv", 2 * 2 * (whole - before), whole - before)]
     # Prompts attend to keys of 5 numbers and values of 4, of 4 heads.
     assert LATENT_WORK(PrefillLayer(2, 5)) == [

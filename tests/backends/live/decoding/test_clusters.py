@@ -8,7 +8,16 @@ import pytest
 from small_decoding import SmallDecoding, exact_logits
 
 from kvferry.machine.handles import Attended
-from kvferry.machine.ops import Assign, DecodeAttention, Extents, OutputHead, PrefillLayer, ProjectQkv, RestOfLayer
+from kvferry.machine.ops import (
+    Assign,
+    DecodeAttention,
+    Extents,
+    OutputHead,
+    PrefillLayer,
+    ProjectKv,
+    ProjectQ,
+    RestOfLayer,
+)
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
@@ -244,7 +253,8 @@ def test_ops_out_of_turn_are_refused(model: Any, tmp_path: Path) -> None:
     run = decoding.runner.run
     for op, told in (
         (Assign(1, 4, 0, 0, heads=2), "Assign of layer 0: its keys have not been projected"),
-        (ProjectQkv(1, 1), "ProjectQkv of layer 1: the hidden state stands below 0"),
+        (ProjectQ(1, 1), "ProjectQ of layer 1: the hidden state stands below 0"),
+        (ProjectKv(1, 0), "ProjectKv of layer 0: its query has not been projected"),
         (RestOfLayer(1, 0), "RestOfLayer of layer 0: it has not been projected"),
         (DecodeAttention(1, 1), "DecodeAttention does not say which KV it attends to"),
     ):
@@ -253,7 +263,7 @@ def test_ops_out_of_turn_are_refused(model: Any, tmp_path: Path) -> None:
     for layer in range(3):
         run(PrefillLayer(1, 12, layer), None)
     run(OutputHead(1), None)
-    run(ProjectQkv(1, 0), None)
+    run(ProjectQ(1, 0), None)
     with pytest.raises(KvferryError, match="layer 0 has not attended yet"):
         run(RestOfLayer(1, 0), None)
     assert Attended(0, None, None, 0).at is None
