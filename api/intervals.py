@@ -16,15 +16,14 @@ from kvferry.analysis.run_errors import STUDY, run_errors
 from kvferry.analysis.sureness import ON_CPU, RUNTIME, Sureness
 from kvferry.api.repeats import Watch, unwatched
 from kvferry.machine.ops import DecodeStep
-from kvferry.pipelines.decoding.passes import CPU
 from kvferry.pipelines.decoding.runtimes import others, runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.engine_memory import offload_of
 from kvferry.policies.offload import Offload
-from kvferry.sessions.systems import SESSION_SYSTEMS
 from kvferry.sim.costs.bound_by import bound_by
 from kvferry.sim.slowed import slowed
+from kvferry.specs.offload import CPU
 from kvferry.specs.scenario import Scenario
 
 _OF_DECODING = {"tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "decode_tokens_per_s", "block_s"}
@@ -122,6 +121,9 @@ class _Again:
     def _away(self) -> str | None:
         """The decode system of a session that keeps KV outside the processor's memory; None: it does not."""
         scenario = self._scenario
+        # Imported for a session: other runs start without decoding.
+        from kvferry.sessions.systems import SESSION_SYSTEMS
+
         system = SESSION_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
         return None if system.decoding.roles.all_in_memory else system.decode
 

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from kvferry.specs.base import Part
 from kvferry.specs.tier import Tier
 
+# The processor that computes with offloaded weights, as device profiles name it.
+CPU = "cpu"
 Layers = Annotated[int, Field(ge=0, le=100_000, strict=True)]
 
 

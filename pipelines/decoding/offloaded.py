@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from kvferry.pipelines.decoding.passes import CPU
 from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.policies.engine_memory import offload_of
 from kvferry.policies.offload import Offload
 from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.offload import CPU
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
 

@@ -12,10 +12,9 @@ from kvferry.policies.decode.batcher import Turn
 from kvferry.policies.engine_memory import value_bytes
 from kvferry.policies.offload import ON_THEIR_WAY, Offload
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.offload import CPU
 
 After = tuple[Ticket, ...]
-# The processor that computes with offloaded weights, as device profiles name it.
-CPU = "cpu"
 
 
 class Passes:
