@@ -62,6 +62,9 @@ def every_way(name: str, system: str, settings: Sequence[str], folder: Path) -> 
         "search": searched,
         "a file that extends": lambda: load({"extends": name, "system": system}, settings),
     }
+    if name == "offload":
+        # Weights that lie elsewhere are modelled alone.
+        del ways["fidelity"]
     if not any(setting.startswith("seed=") for setting in settings):
         ways["zip"] = lambda: load_study(files["zip"], settings, names_in_use).points[0]
     found: dict[str, Scenario | str] = {}

@@ -21,7 +21,7 @@ memory: {unified: true, capacity_bytes: 64 GiB, bytes_per_s: 200 GB/s}
 decompressor: {values_per_s: 50 Mvalue/s}
 sources: {}
 """
-LINK_KEYS = "known here: jitter, offset, on_end, outages, rate, round_trips, rtt, scale, trace, up"
+LINK_KEYS = "known here: instance, jitter, offset, on_end, outages, rate, round_trips, rtt, scale, trace, up"
 # What stands in GOOD, what stands there instead, and the message; None: it is checked elsewhere.
 ONE_FAULT: list[tuple[str, str, str | None]] = [
     # Unknown and missing keys.
