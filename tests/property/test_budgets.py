@@ -22,7 +22,7 @@ BOARD = changed(
 # With more memory, more of what prefill wrote is written back while decoding: not less and not more of it.
 WHOLE = {"os-paging"}
 WIDER = "a larger budget makes them wider, which takes longer"
-# The estimates by which buffers are sized are about the mean of many tokens: by 1.06 % the largest difference that was seen.
+# Buffers are sized by estimates about the mean of many tokens. The largest difference that was seen is 1.06 %.
 NOISE = 0.015
 
 
