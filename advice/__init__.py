@@ -1,2 +1,1 @@
-"""Which system to build or to switch on for a device, a model and a use: a search over scenarios, and what its results
-say."""
+"""Finds which system to build or to switch on for a device, a model and a use, by a search over scenarios."""

@@ -1,4 +1,4 @@
-"""Which system to build or to switch on for a device, a model and a use."""
+"""Finds which system to build or to switch on for a device, a model and a use."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _with_energy(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
 
 
 class _Statements:
-    """What results say, one letter after the other; each is there as soon as its runs are done."""
+    """Makes the statements of an answer, letter by letter; each is there as soon as its runs are done."""
 
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
         self._question, self._ranked, self._few = search.question, ranked, search.few.ranked()
@@ -191,7 +191,7 @@ class _Statements:
         self.said: dict[str, Statement] = {}
 
     def first(self) -> None:
-        """What needs hardly a run."""
+        """Makes the statements that need hardly a run."""
         question, ranked = self._question, self._ranked
         fit = self.fit = fit_of(question, ranked[0])
         facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
@@ -202,7 +202,7 @@ class _Statements:
         self._say(today(question, list(ranked)))
 
     def rest(self) -> None:
-        """What runs again, with another number or without limits. Raises KeyboardInterrupt."""
+        """Makes the statements that need further runs, with other numbers or no limits. Raises KeyboardInterrupt."""
         question, ranked = self._question, self._ranked
         if self._goes_on():
             self._say(bound_of(question).statement(ranked[0]))

@@ -27,7 +27,7 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Statement:
-    """What results say under one heading. ``key``: its letter and name; ``facts``: the same as plain values."""
+    """Holds what results say under one heading. ``key``: its letter and name; ``facts``: the same as plain values."""
 
     key: str
     title: str

@@ -13,7 +13,6 @@ from kvferry.scenarios.resolve import Complaint, extended, overridden, path_keys
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
-from kvferry.specs.link import LinkSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.node import Node, Place, node_of
 from kvferry.specs.runtime import RuntimeSpec
@@ -64,20 +63,16 @@ def _with_links_drawn(scenario: Scenario) -> Scenario:
     """Returns the scenario with what its links leave to its seed, as numbers that a file can have as well. Raises
     InputError."""
     changed: dict[str, Any] = {}
-    if not _is_drawn(scenario.link):
+    if not scenario.link.drawn:
         changed["link"] = drawn_link(scenario.link, scenario.seed)
     machines = {
         name: machine.model_copy(update={"link": drawn_link(machine.link, scenario.seed, place)})
         for place, (name, machine) in enumerate(scenario.machines.items())
-        if machine.link is not None and not _is_drawn(machine.link)
+        if machine.link is not None and not machine.link.drawn
     }
     if machines:
         changed["machines"] = {**scenario.machines, **machines}
     return scenario.model_copy(update=changed) if changed else scenario
-
-
-def _is_drawn(link: LinkSpec) -> bool:
-    return link.drawn and (link.up is None or link.up.drawn)
 
 
 def load_device(reference: str) -> DeviceSpec:

@@ -94,7 +94,7 @@ class Assisted:
             self._settings[behind, new] = self._roles.estimates.help(new, self._link, self._system.assist, behind)
         promise(story, self._settings[behind, new])
         if story.tokens and not story.planned:
-            # It needs the KV of the turn, whoever answers: all tokens come from the cloud, and it goes along.
+            # The device needs the KV of the turn. All tokens come from the cloud, and it takes them in as well.
             story.planned = story.tokens
         return story
 

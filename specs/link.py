@@ -91,6 +91,10 @@ class LinkSpec(WaySpec):
         return self
 
     @property
+    def drawn(self) -> bool:
+        return super().drawn and (self.up is None or self.up.drawn)
+
+    @property
     def varies(self) -> bool:
         """Whether messages are longer under way than others."""
         return self.jitter_s > 0 or self.round_trips is not None

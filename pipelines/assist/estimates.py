@@ -69,7 +69,7 @@ class Prices:
         return self._price(op)
 
     def prefill_s(self, tokens: int, serving: Serving, before: int = 0) -> float:
-        """Of a prompt where nobody decodes beside, behind so many tokens whose KV is known."""
+        """Returns the time of a prompt while no answer is decoded, behind this many tokens whose KV is known."""
         took_s, end = 0.0, before + tokens
         while before < end:
             piece = serving.piece_tokens(end - before, beside=False)
