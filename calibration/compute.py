@@ -112,9 +112,10 @@ def answers(rig: Rig, before: int) -> list[Measurement]:
 def peaks(rig: Rig) -> list[Measurement]:
     """The device's largest rates: a large matrix product and a large copy."""
     device, dtype = rig.model.device, rig.model.dtype
-    size = 512 if rig.settings.quick else 2048 if not rig.on_cuda else 8192
+    # A GPU has neither its peak with small matrices nor its memory's rate with what its cache holds.
+    size, n_bytes = (8192, 2**30) if rig.on_cuda else (512, 2**23) if rig.settings.quick else (2048, 2**27)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    copied = torch.zeros((2**23 if rig.settings.quick else 2**27), dtype=torch.uint8, device=device)
+    copied = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     into = torch.empty_like(copied)
     flop = [2 * size**3 / s for s in _timed(rig, lambda: left @ right)]
     moved = [2 * copied.nbytes / s for s in _timed(rig, lambda: into.copy_(copied))]
@@ -128,15 +129,10 @@ def _timed(rig: Rig, work: Callable[[], object]) -> tuple[float, ...]:
     def once() -> list[float]:
         began_s = perf_counter()
         work()
-        _wait(rig)
+        rig.settle()
         return [perf_counter() - began_s]
 
     return repeated(once, least=3, seconds=rig.settings.point_s / rig.settings.passes)
-
-
-def _wait(rig: Rig) -> None:
-    if rig.on_cuda:
-        torch.cuda.synchronize()
 
 
 def _flat(rows: np.ndarray) -> tuple[float, ...]:

@@ -58,6 +58,11 @@ class Rig:
     def on_cuda(self) -> bool:
         return self.settings.device.startswith("cuda")
 
+    def settle(self) -> None:
+        """Wait until the device has done what was launched."""
+        if self.on_cuda:
+            torch.cuda.synchronize(self.settings.device)
+
     def context(self, tokens: int, seed: int = 0) -> tuple[int, ...]:
         """Random token ids: the time of an op does not depend on them."""
         return tuple(generator(Source.MEASURED_TOKENS, seed).integers(0, self.spec.vocabulary, tokens).tolist())

@@ -86,6 +86,7 @@ def _processor(
         fitted += ". FlexAttention did not compile here: masks were written out for dense attention, and save nothing"
     draft.put(f"{key}.efficiency", {kernel: short(share) for kernel, share in fit.efficiency.items()}, fitted)
     draft.put(f"{key}.layer_s", with_unit(short(fit.layer_s), "time"), "fitted with efficiency")
+    _kernels(draft, key, bytes_per_s * fit.raised, measured)
     _dispatch(draft, key, measured)
     draft.put(f"{key}.measured", "measured", table)
     processor = ProcessorSpec.model_validate(draft.profile["processors"][main], context={"from_file": True})
@@ -95,6 +96,21 @@ def _processor(
         between = f"between grid points off by {np.median(off):.0%} (median of {len(off)}; worst {max(off):.0%})"
         draft.tell(f"{key}.measured", f"{table}; {between}")
     return fit
+
+
+def _kernels(draft: Draft, key: str, bytes_per_s: float, measured: Sequence[Measurement]) -> None:
+    """Rates of choosing KV, which no op of a load has."""
+    single = {"scoring": "one query against each head's keys", "gather": "chosen tokens' keys, read and written"}
+    for kernel, what in single.items():
+        for one in only(measured, kernel):
+            share = min(1.0, one.at["bytes"] / one.typical / bytes_per_s)
+            moved = f"{one.at['bytes'] / 2**20:,.0f} MiB of {what}"
+            draft.put(f"{key}.efficiency.{kernel}", short(share), average_of(one, moved))
+    ranked = only(measured, "rank")
+    if ranked:
+        _, rate = fixed_and_rate([(m.at["rows"] * m.at["scores"], m.typical) for m in ranked])
+        rows = ", ".join(f"{m.at['rows']:.0f} x {m.at['scores']:,.0f} in {m.typical * 1e3:.3g} ms" for m in ranked)
+        draft.put(f"{key}.topk_per_s", with_unit(short(rate), "value rate"), f"measured: softmax and top-k of {rows}")
 
 
 def _layer_of_decoding(draft: Draft, key: str, roofline: Roofline, measured: Sequence[Measurement]) -> None:
@@ -143,9 +159,26 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
         what = f"measured in the same streams: decoded KV put where the session keeps it, by size: {_points(placing)}"
         draft.put("memory.copy_bytes_per_s", with_unit(short(rate), "rate"), what)
         draft.put("memory.copy_latency_s", with_unit(short(fixed_s), "time"), "fitted with copy_bytes_per_s")
+    elif copied := only(measured, "copy to the device, pinned"):
+        fixed_s, rate = fixed_and_rate([(m.at["bytes"], m.typical) for m in copied])
+        what = f"measured: copies of the host's pinned memory, by bytes: {_points(copied)}{_elsewhere(measured)}"
+        draft.put("memory.copy_bytes_per_s", with_unit(short(rate), "rate"), what)
+        draft.put("memory.copy_latency_s", with_unit(short(fixed_s), "time"), "fitted with copy_bytes_per_s")
     elif apart and draft.base.memory.copy_bytes_per_s is None:
         why = f"not measured; {draft.base.name} has no copy path: the rate of its memory"
         draft.put("memory.copy_bytes_per_s", with_unit(draft.base.memory.bytes_per_s, "rate"), why)
+
+
+def _elsewhere(measured: Sequence[Measurement]) -> str:
+    """The rates of copies that the profile has no number for."""
+    others = ("copy to the device, pageable", "copy to the host, pinned", "copy to the host, pageable")
+    kinds = [(what, only(measured, what)[-1:]) for what in others]
+    rates = [f"{what}: {m.at['bytes'] / m.typical / 1e9:.3g} GB/s" for what, found in kinds for m in found]
+    rates += [
+        f"pieces of {m.at['piece_bytes']:,.0f} B brought together first: {m.at['bytes'] / m.typical / 1e9:.3g} GB/s"
+        for m in only(measured, "pieces to the device")
+    ]
+    return "".join(f"; {rate}" for rate in rates)
 
 
 def _decompressor(draft: Draft, settings: Settings, measured: Sequence[Measurement]) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from kvferry.traces.chunks import CHUNK_TOKENS
 
-PARTS = ("compute", "sparsity", "decode", "dispatch", "codec", "storage", "link", "contention", "power")
+PARTS = ("compute", "sparsity", "decode", "kernels", "dispatch", "codec", "storage", "link", "contention", "power")
 # `retrieval` measures the ops of a decoding step as `decode` does, where a retrieval head chooses: one or the other.
 KNOWN_PARTS = (*PARTS, "retrieval")
 Attention = Literal["dense", "block-sparse"]

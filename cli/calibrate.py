@@ -10,7 +10,7 @@ import typer
 from kvferry.cli.options import as_options
 from kvferry.cli.output import results_folder
 
-_PARTS = "compute,sparsity,decode,dispatch,codec,storage,link,contention,power"
+_PARTS = "compute,sparsity,decode,kernels,dispatch,codec,storage,link,contention,power"
 # Options that a series of rates knows nothing of.
 _NOT_SUSTAINED = ("from_files", "attention", "context", "workers", "parts", "base", "name", "quick", "fresh")
 # Options that only a measurement uses.

@@ -7,6 +7,10 @@ import torch.nn.functional as F
 
 from kvferry.model.decoder import Decoder, Rotary
 
+# What a feed-forward network makes of a token is several times as wide as the token: it reads so many at a time, and
+# prompts of any length need little memory beside their KV.
+_TOGETHER = 4096
+
 
 class PrefilledLayer(NamedTuple):
     """What prompts leave in a layer: the hidden state [sequences, tokens, hidden] above it, queries [sequences, query
@@ -23,4 +27,7 @@ def prefill_layer(decoder: Decoder, layer: int, hidden: torch.Tensor, rotary: Ro
     keys, values = decoder.keys_values(layer, hidden, rotary)
     queries = decoder.queries(layer, hidden, rotary)
     attended = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
-    return PrefilledLayer(decoder.above(layer, hidden, attended), queries, keys, values)
+    each = max(1, _TOGETHER // len(hidden))
+    pieces = zip(hidden.split(each, 1), attended.split(each, 2), strict=True)
+    above = torch.cat([decoder.above(layer, below, seen) for below, seen in pieces], 1)
+    return PrefilledLayer(above, queries, keys, values)

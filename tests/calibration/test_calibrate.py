@@ -311,14 +311,44 @@ def test_three_sizes_of_pieces_are_a_table() -> None:
     assert "decompressor.pieces" in draft.sources
 
 
+# Whole prompts, as many points as a roofline needs.
+OPS = [
+    Measurement(what="decode_step", unit="s", values=(1e-3,), at={"context": 1024.0}),
+    Measurement(what="prefill", unit="s", values=(1e-2,), at={"context": 0.0, "tokens": 64.0}),
+]
+CUDA = replace(QUICK, device="cuda")
+ON_GPU = {"memory_bytes": 64e9, "device_memory_bytes": 16e9}
+
+
+def test_kernels_of_choosing_are_shares_of_the_peak_and_a_rate_without_the_launch() -> None:
+    """By hand: a launch takes 10 us and a score 0.1 ns; 1 MB of keys in 20 us is half of 100 GB/s."""
+    peaks = [given("matrix_product", 1e12, unit="flop/s", rows=2048.0), given("memory_copy", 1e11, bytes=2.0**27)]
+    ranked = [given("rank", 1e-5 + rows * 1e3 * 1e-10, rows=rows, scores=1e3) for rows in (8.0, 512.0)]
+    kernels = [given("scoring", 2e-5, bytes=1e6), given("gather", 5e-5, bytes=1e6)]
+    draft, fit = profile("d", QUICK, load_model("tiny"), [*peaks, *ranked, *kernels, *OPS], {}, BASE)
+    cpu = draft.checked().processors["cpu"]
+    assert fit is not None
+    assert cpu.topk_per_s == pytest.approx(1e10, rel=1e-3)
+    assert cpu.efficiency["scoring"] == pytest.approx(0.5 / fit.raised, rel=1e-3)
+    assert cpu.efficiency["gather"] == pytest.approx(0.2 / fit.raised, rel=1e-3)
+
+
+def test_a_gpus_copy_path_is_that_of_pinned_memory() -> None:
+    copied = [given("copy to the device, pinned", 1e-5 + n / 25e9, bytes=n) for n in (4e3, 6.4e7)]
+    others = [given("copy to the device, pageable", 1e-2, bytes=6.4e7)]
+    pieces = [given("pieces to the device", 8e-3, bytes=6.4e7, piece_bytes=256.0)]
+    draft, _ = profile("d", CUDA, load_model("tiny"), [*copied, *others, *pieces], ON_GPU, BASE)
+    memory = draft.checked().memory
+    assert (memory.copy_bytes_per_s, memory.copy_latency_s) == pytest.approx((25e9, 1e-5), rel=1e-3)
+    told = draft.sources["memory.copy_bytes_per_s"]
+    assert "copy to the device, pageable: 6.4 GB/s" in told
+    assert "pieces of 256 B brought together first: 8 GB/s" in told
+
+
 def test_without_a_meter_it_is_said_plainly() -> None:
     draft, _ = profile("d", QUICK, load_model("tiny"), [given("no_power_meter", 1.0, unit="")], {}, BASE)
     assert draft.checked().processors["cpu"].active_w == 0.0
     assert "nothing on this device tells" in draft.sources["processors.cpu.active_w"]
-
-
-CUDA = replace(QUICK, device="cuda")
-ON_GPU = {"memory_bytes": 64e9, "device_memory_bytes": 16e9}
 
 
 def test_a_meter_of_something_else_is_no_meter() -> None:

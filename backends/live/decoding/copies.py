@@ -60,7 +60,7 @@ class Copies(Protocol):
 
 
 class CudaCopies:
-    """Copies of a CUDA device: pinned memory of the host, and events. This has not been run on a GPU."""
+    """Copies of a CUDA device: pinned memory of the host, and events."""
 
     def __init__(self, processor: str) -> None:
         if not torch.cuda.is_available():

@@ -42,10 +42,15 @@ class StreamWorker(Worker):
         self._launched: SimpleQueue[tuple[LiveWork, Any] | None] = SimpleQueue()
         self._last_end_s = 0.0
 
+    def warm(self, call: Callable[[], object]) -> None:
+        """As a Worker does, on the stream: what `call` allocates and fills is there before any work, which runs on the
+        same stream."""
+        super().warm(lambda: self._stream.wait(self._stream.launch(call, ())[1]))
+
     def _start(self, target: Callable[[], None]) -> None:
         """One thread launches, another waits for the device: whatever else is ahead, these two are enough."""
         if not self._threads:
-            super()._start(self._serve_jobs)
+            super()._start(target)
             super()._start(self._await_device)
 
     def _serve_jobs(self) -> None:

@@ -59,7 +59,7 @@ class Worker(WorkQueue):
             fire([work])
         return work
 
-    def warm(self, call: Callable[[], None]) -> None:
+    def warm(self, call: Callable[[], object]) -> None:
         """Start a thread that calls this before any work, as first times are slow. Leaves no span. Raises what the call
         raises."""
         failed: list[BaseException | None] = []

@@ -633,6 +633,22 @@ def test_work_is_launched_behind_other_work_of_its_device_before_that_has_ended(
     assert a.end_s <= b.start_s
 
 
+def test_what_is_run_once_before_any_work_is_launched_on_the_stream_too(make: Make) -> None:
+    device = Device()
+    machine = make(Script(op1=lambda: "a"), stream=device.stream)
+    warmed = threading.Thread(target=machine.warm, args=(lambda: "warm",), daemon=True)
+    warmed.start()
+    until(lambda: device.launched)
+    device.passed["warm"].set()
+    warmed.join(20)
+    assert not warmed.is_alive(), "the call was never made"
+    a = machine.submit(OP, request=1)
+    until(lambda: len(device.launched) == 2)
+    device.passed["a"].set()
+    finish(machine, a)
+    assert device.launched == [("cpu", "warm", ()), ("cpu", "a", ())]
+
+
 def test_launched_work_counts_once_for_what_waits_for_more(make: Make) -> None:
     device, go = Device(), threading.Event()
     machine = make(Script(op1=lambda: "a"), place=lambda *_: "c", decode=lambda *_: go.wait(20), stream=device.stream)

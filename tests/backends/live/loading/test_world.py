@@ -89,6 +89,15 @@ def test_exact_kv_gives_the_answer_of_a_local_prefill(tmp_path: Path, exact_stor
     assert alone == answers["stream-only"] == answers["ferry"]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("system", ["ferry", "stream-only", "local-prefill"])
+def test_a_gpu_answers_as_a_cpu_does(system: str) -> None:
+    wide = {"model": {"kv_value_bytes": 4}, "live": {"dtype": "float32"}}
+    here = run_scenario(scenario(system=system, **wide))
+    there = run_scenario(scenario(system=system, **{**wide, "live": {**wide["live"], "processor": "cuda:0"}}))
+    assert here.measured["answers"] == there.measured["answers"]
+
+
 def test_stores_are_made_once_and_sizes_are_theirs(tmp_path: Path) -> None:
     said: list[str] = []
     run = run_scenario(scenario(system="stream-only"), say=said.append)
