@@ -33,6 +33,7 @@ from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.faults import complaints_of, input_error, nearest
 from kvferry.scenarios.loader import Check, scenario_hash
 from kvferry.scenarios.resolve import Complaint
+from kvferry.specs.amount import amount_of
 from kvferry.specs.base import BadKey
 from kvferry.specs.document import read_document
 from kvferry.specs.errors import InputError, MissingExtra
@@ -96,11 +97,12 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
             constraints.append(constraint_of(text))
         except ValueError as error:
             faults.append(Complaint(("constraints", n), str(error)))
+    amounts = [key for key, values in spec.space.items() if _are_amounts(values)]
     for key, n, metric in [
         *(("objectives", n, objective.metric) for n, objective in enumerate(spec.objectives)),
         *(("constraints", n, constraint.metric) for n, constraint in enumerate(constraints)),
     ]:
-        if metric not in FIGURES and not re.fullmatch(r"energy_\w+_j", metric):
+        if metric not in FIGURES and metric not in amounts and not re.fullmatch(r"energy_\w+_j", metric):
             faults.append(Complaint((key, n), f"{metric!r:.60} is no metric{nearest(metric, FIGURES)}"))
     for n, objective in enumerate(spec.objectives):
         try:
@@ -124,6 +126,12 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
         output=output_folder(spec.output, tree, name),
         remarks=tuple(base.remarks(_systems_in(space, base))),
     )
+
+
+def _are_amounts(values: Any) -> bool:
+    """Whether whatever is chosen of these values, or of this range, is an amount: a number, with or without a unit."""
+    ends = [values.get("from"), values.get("to")] if isinstance(values, Mapping) else list(values)
+    return all(amount_of(one) is not None for one in ends)
 
 
 def _systems_in(space: Space, base: StudyBase) -> list[str]:
@@ -266,7 +274,9 @@ def _judge(search: Search, one: Tried, known: Mapping[str, Row]) -> None:
     if unfinished is not None:
         one.why = f"{unfinished['outcome'].replace('_', ' ')}: {unfinished['why']}"
         return
-    for metric in _metrics(search):
+    chosen = {key: amount_of(one.settings[key]) for key in _metrics(search) if key in one.settings}
+    one.figures = {key: float(amount.number) for key, amount in chosen.items() if amount is not None}
+    for metric in (key for key in _metrics(search) if key not in one.settings):
         values = [row[metric] for row in rows if row.get(metric) is not None and row[metric] == row[metric]]
         if len(values) < len(rows):
             one.why = f"it has no {metric}"

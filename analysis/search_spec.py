@@ -22,7 +22,8 @@ _RATE_ENDING = re.compile(r"(?<!bytes)_per_s$")
 
 
 class ObjectiveSpec(Spec):
-    """A metric, and which way is better; for most metrics that goes without saying."""
+    """A metric, and which way is better; for most metrics that goes without saying. A setting of the space that is a
+    number counts as one, too: how many machines, how much memory."""
 
     metric: str
     better: Literal["low", "high"] | None = None

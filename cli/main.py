@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from kvferry.analysis.figures import COMPARED, COMPARED_ASSISTED, COMPARED_DECODING, FIGURES, explained
 from kvferry.cli.advise import advise
 from kvferry.cli.calibrate import calibrate
+from kvferry.cli.capacity import capacity
 from kvferry.cli.compare import compare
 from kvferry.cli.devices import devices
 from kvferry.cli.encode import encode
@@ -90,7 +91,7 @@ def kvferry(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Simulate": (run, compare, advise, schedule, sweep, search, tune, reproduce, report),
+    "Simulate": (run, compare, advise, schedule, sweep, search, capacity, tune, reproduce, report),
     "Measure": (calibrate, fidelity, encode, serve, serve_cloud),
     "Look up": (scenarios, systems, devices, models, runtimes, schema, kv_file),
 }

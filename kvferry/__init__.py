@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvferry.advice.answer import Answer as Answer
     from kvferry.api.calibration import Calibration as Calibration
     from kvferry.api.calibration import calibrate as calibrate
+    from kvferry.api.capacity import capacity as capacity
     from kvferry.api.comparison import Comparison as Comparison
     from kvferry.api.comparison import compare as compare
     from kvferry.api.encode import encode as encode
@@ -62,6 +63,7 @@ _HOMES = {
     "calibrate": "api.calibration",
     "fidelity": "api.fidelity",
     "schedule": "api.schedule",
+    "capacity": "api.capacity",
     "tune": "api.tune",
     "encode": "api.encode",
     "reproduce": "api.reproduce",

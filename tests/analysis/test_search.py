@@ -153,6 +153,19 @@ def test_the_same_points_from_one_process_and_from_two() -> None:
     assert results[0] == results[1]
 
 
+def test_a_setting_is_an_objective_in_si_units() -> None:
+    search = written(SEARCH.replace("{metric: energy_j, better: low}", "{metric: workload.context, better: high}"))
+    tried, _ = run_search(search, Path("found"), InProcess(), run=StandIn())
+    result = result_of(search, tried)
+    assert {one["settings"]["workload.context"] for one in result["front"]} == {"8Ki"}
+    assert {one["figures"]["workload.context"] for one in result["front"]} == {8192.0}
+    assert write_result(search, tried, Path("found"))[1], "drawn too"
+    with pytest.raises(InputError, match="neither is better as such"):
+        written(SEARCH.replace("{metric: energy_j, better: low}", "workload.context"))
+    with pytest.raises(InputError, match="'system' is no metric"):
+        written(SEARCH.replace("{metric: energy_j, better: low}", "system"))
+
+
 def test_points_that_are_not_valid_are_not_run() -> None:
     text = SEARCH.replace("[1Ki, 2Ki, 4Ki, 8Ki]", "[0, 4Ki]").replace("constraints: [ttft_s <= 0.09 s]\n", "")
     search = written(text + "where: [link.rtt < 50 ms]\n")

@@ -23,6 +23,10 @@ SIMULATED = {
     "schedule --solver": ("schedule", "tiny.yaml", "--solver", "highs", "--json"),
     "tune": ("tune", "tiny.yaml", "--least-context", "512"),
     "sweep": ("sweep", "study.yaml", "--jobs", "1", "--output", "swept"),
+    "capacity": (
+        *("capacity", "tiny.yaml", "--least", "device.decompressor.workers"),
+        *("--most", "2", "--set", "slo.ttft=1 h"),
+    ),
     "search": ("search", "search.yaml", "--jobs", "1", "--output", "searched"),
 }
 LIVE_TOO = {
