@@ -110,6 +110,9 @@ def scenario_of(cell: Cell, numbers: Numbers | None = None, decoded: int = 40) -
     elif cell.system in ("kvswap", "infinigen-star-ru"):
         # The paper's fill the budget.
         settings["policies.slots"] = "all"
+    if cell.system in ("infinigen", "infinigen-star", "infinigen-star-ru", "shadowkv"):
+        # Under the same budget: keys as wide as it holds.
+        settings["policies.compression"] = "fit"
     scenario = load_scenario("kvswap/throughput", [f"{key}={value}" for key, value in settings.items()])
     if numbers is None:
         return scenario

@@ -27,31 +27,27 @@ class PageCache:
         while file_bytes / self.run_bytes > MOST_RUNS:
             self.run_bytes *= 2
         self._most = max(1, int(most_bytes // self.run_bytes))
-        # By run, those used longest ago first: whether it was written to since it came.
-        self._held: OrderedDict[int, bool] = OrderedDict()
+        # By run, those used longest ago first.
+        self._held: OrderedDict[int, None] = OrderedDict()
 
     @property
     def held_bytes(self) -> int:
         return len(self._held) * self.run_bytes
 
-    def use(self, extents: Extents, writes: bool) -> tuple[list[int], list[int]]:
-        """Touch these bytes in order; the runs that fault, and the ones that are written back, as they are dropped. A
-        run that is written to does not fault: what was there is not wanted."""
-        faults, written_back, held = [], [], self._held
+    def use(self, extents: Extents) -> tuple[list[int], list[int]]:
+        """Touch these bytes in order; all runs that have some of them, and those that were not in memory."""
+        touched, missing, held = [], [], self._held
         for offset, length in extents:
             for run in range(offset // self.run_bytes, -(-(offset + length) // self.run_bytes) if length else 0):
+                touched.append(run)
                 if run in held:
                     held.move_to_end(run)
-                    held[run] |= writes
                     continue
                 if len(held) >= self._most:
-                    dropped, changed = held.popitem(last=False)
-                    if changed:
-                        written_back.append(dropped)
-                held[run] = writes
-                if not writes:
-                    faults.append(run)
-        return faults, written_back
+                    held.popitem(last=False)
+                held[run] = None
+                missing.append(run)
+        return touched, missing
 
     def commands(self, runs: list[int]) -> Extents:
         """A read-ahead at a time."""
@@ -63,7 +59,9 @@ class PageCache:
 class PagedStorage:
     """A storage device behind a page cache. A process that faults waits for its page, so one command is under way.
 
-    Left out: what a fault costs where the page is in memory, and that the system writes back before it has to.
+    What is written goes to the device at once, as the system writes back before it has to: however much memory there
+    is, as much is written. A page that is written to does not fault: what was there is not wanted. Left out: what a
+    fault costs where the page is in memory, and that pages which change again and again are written once.
     """
 
     def __init__(
@@ -86,17 +84,9 @@ class PagedStorage:
         return self._device.queued
 
     def read(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
-        return self._use(extents, after, request, writes=False)
+        _, faults = self.cache.use(extents)
+        return self._device.read(self.cache.commands(faults), after, request)
 
     def write(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
-        return self._use(extents, after, request, writes=True)
-
-    def _use(self, extents: Extents, after: Iterable[Ticket], request: int | None, writes: bool) -> Ticket:
-        faults, written_back = self.cache.use(extents, writes)
-        waited = (*after,)
-        if written_back or writes:
-            written = self._device.write(self.cache.commands(written_back), waited, request)
-            if writes:
-                return written
-            waited = (*waited, written)
-        return self._device.read(self.cache.commands(faults), waited, request)
+        written, _ = self.cache.use(extents)
+        return self._device.write(self.cache.commands(written), after, request)

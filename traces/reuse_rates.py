@@ -10,22 +10,33 @@ from kvferry.policies.decode.rows import BlockRows
 from kvferry.specs.workload import DecodeSpec
 from kvferry.traces.critical_tokens import CriticalTokens
 
-# Layers, sequences, and steps; the first steps fill the buffer.
+# Layers, sequences, and the most steps; the first steps fill the buffer, and a longer output goes on like the others.
 _LAYERS, _SEQUENCES, _STEPS, _FILLING = 2, 2, 160, 60
 
 
 def reuse_rates(
     workload: DecodeSpec, seed: int, *, context: int, groups: int, group_tokens: int, slots: Sequence[int]
 ) -> np.ndarray:
-    """Returns the mean share of `groups` selected at a time that a buffer of each number of slots holds already."""
-    how = workload.reach, workload.persistence, workload.lasting
-    return _reuse_rates(how, seed, context, groups, group_tokens, tuple(slots)).copy()
+    """Returns the mean share of `groups` selected at a time that a buffer of each number of slots holds already, over
+    the steps of the workload's output: at first it is empty."""
+    how, steps = (workload.reach, workload.persistence, workload.lasting), max(1, workload.output - 1)
+    found = _held(how, seed, context, groups, group_tokens, tuple(slots), min(steps, _STEPS))
+    rest = (steps - len(found)) * found[_FILLING:].mean(axis=0) if steps > len(found) else 0.0
+    rates: np.ndarray = (found.sum(axis=0) + rest) / steps
+    return rates
 
 
 @lru_cache(maxsize=256)
-def _reuse_rates(
-    how: tuple[int, float, float], seed: int, context: int, groups: int, group_tokens: int, slots: tuple[int, ...]
+def _held(
+    how: tuple[int, float, float],
+    seed: int,
+    context: int,
+    groups: int,
+    group_tokens: int,
+    slots: tuple[int, ...],
+    steps: int,
 ) -> np.ndarray:
+    """Returns the share of each of so many steps [steps, slots]."""
     reach, persistence, lasting = how
     stream = CriticalTokens(
         layers=_LAYERS,
@@ -40,12 +51,9 @@ def _reuse_rates(
     )
     rows = _LAYERS * _SEQUENCES
     buffers = [ReuseBuffer(rows, stream.context_groups, min(n, stream.context_groups)) for n in slots]
-    hits = np.zeros(len(buffers))
-    for step in range(_STEPS):
+    hits = np.zeros((steps, len(buffers)))
+    for step in range(steps):
         stream.advance(step)
         wanted = BlockRows(stream.selected().reshape(rows, groups))
-        found = [buffer.look_up(wanted).hits for buffer in buffers]
-        if step >= _FILLING:
-            hits += found
-    rates: np.ndarray = hits / ((_STEPS - _FILLING) * rows * groups)
-    return rates
+        hits[step] = [buffer.look_up(wanted).hits for buffer in buffers]
+    return hits / (rows * groups)

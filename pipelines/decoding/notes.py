@@ -29,6 +29,7 @@ def notes_on(
         yield _without_reuse(scenario, plan, needs_bytes)
     yield from beyond_the_rows(runtime, plan.staying.slots)
     yield from _narrow_keys(plan)
+    yield from _idle_share(scenario, plan)
     yield from _still_filling(scenario, plan, filled)
     index, chosen = plan.keys.index, plan.choice.selected is not None
     given = shortcuts.keys is not None or scenario.decode.workload.selections is not None
@@ -40,22 +41,37 @@ def notes_on(
 
 
 def _narrow_keys(plan: DecodePlan) -> Iterator[str]:
-    """Says so where the budget holds narrower keys than the system was published with: more memory makes them wider,
-    and steps longer."""
+    """Says so where keys are narrower than the system was published with, and that they hang on the budget where they
+    are to fit it: more memory makes them wider, and steps longer."""
     index = plan.keys.index
     for part, verb, rank in (
         (plan.roles.selector, "scored", index.rank if index else None),
         (plan.roles.layout, "rebuilt", plan.keys.rebuilt_rank),
     ):
-        if rank is None or not isinstance(part, CompressedKeys | ValueGroups) or part.compression is not None:
+        if rank is None or not isinstance(part, CompressedKeys | ValueGroups) or part.compression is None:
             continue
-        width, published = plan.model.key_width, rank_of(part.least_compression, plan.model)
-        if rank < published:
+        width, published = plan.model.key_width, rank_of(part.published, plan.model)
+        if rank >= published:
+            continue
+        given = part.compression if part.compression == "fit" else f"{part.compression:g}"
+        what = f"keys are {verb} from {rank:,} of {width:,} numbers, as policies.compression={given} has them"
+        if part.compression == "fit":
             yield (
-                f"keys are {verb} from {rank:,} of {width:,} numbers, as the budget holds no more; as published"
-                f" {published:,}: a larger budget makes them wider, which takes longer and chooses better;"
-                f" policies.compression={width / rank:.3g} keeps this width"
+                f"{what} in this budget; as published {published:,}: a larger budget makes them wider, which takes"
+                f" longer and chooses better; policies.compression={width / rank:.3g} keeps this width"
             )
+        else:
+            yield f"{what}; as published {published:,}, which takes longer and chooses better"
+
+
+def _idle_share(scenario: Scenario, plan: DecodePlan) -> Iterator[str]:
+    """Says so where a share of the budget is asked for keys whose width does not hang on it."""
+    values = scenario.policy_values
+    asked = any("metadata_share" in one for one in (values, *values.values()) if isinstance(one, dict))
+    parts = plan.roles.selector, plan.roles.layout
+    fits = (one.compression == "fit" for one in parts if isinstance(one, CompressedKeys | ValueGroups))
+    if asked and not any(fits):
+        yield "policies.metadata_share has no effect: keys have one width, but for compression: fit"
 
 
 def _still_filling(scenario: Scenario, plan: DecodePlan, filled: float) -> Iterator[str]:

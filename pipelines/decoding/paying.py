@@ -17,6 +17,8 @@ from kvferry.traces.reuse_rates import reuse_rates
 
 # From one number that is tried to the next.
 _STEP = 1.06
+# By this share of its time a block is surely faster with more slots, as estimates go.
+_SURE = 0.005
 # In selections: the buffers whose reuse is looked up; between them it is taken to be linear.
 _CAPACITIES = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 14.0)
 
@@ -67,12 +69,17 @@ def with_read_ahead(plan: DecodePlan, scenario: Scenario) -> DecodePlan:
 
 
 def tried_slots(selected: int, fitting: int) -> list[int]:
-    """Returns numbers of slots between one selection and all that fit, ascending. They do not depend on what fits, but
-    for the last one: with more memory, the same are tried and more."""
+    """Returns numbers of slots between one selection and all that fit, ascending. They do not depend on what fits: with
+    more memory, the same are tried and more."""
     steps = range(int(math.log(fitting / selected, _STEP)) + 1)
-    return sorted({*(int(selected * _STEP**n) for n in steps), fitting})
+    return sorted({int(selected * _STEP**n) for n in steps})
 
 
 def paying_slots(selected: int, fitting: int, took_s: Callable[[int], float]) -> int:
-    """Returns the number of slots, `fitting` at most, that takes the least time; the largest of equal ones."""
-    return min(reversed(tried_slots(selected, fitting)), key=took_s)
+    """Returns the number of slots, `fitting` at most, beyond which more hardly save time. A larger buffer is taken
+    where it is surely faster than the smaller ones: estimates that err by less than that never take a slower one."""
+    paying, paying_s = selected, took_s(selected)
+    for slots in tried_slots(selected, fitting):
+        if (slots_s := took_s(slots)) <= (1 - _SURE) * paying_s:
+            paying, paying_s = slots, slots_s
+    return paying

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 
 from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.policies.decode.blocking import ValueGroups
 from kvferry.policies.decode.head_choice import choosing_heads
 from kvferry.policies.decode.kv_memory import Managed, latent_faults
 from kvferry.policies.decode.residency import DoubleBuffer
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.room import Room
+from kvferry.policies.decode.scored_keys import CompressedKeys
 from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.sizes import Choice, KeySizes, StayingSizes
 from kvferry.policies.ledger import Holding, Ledger
@@ -215,10 +217,24 @@ def _check_fits(plan: DecodePlan, layout: AnyLayout, budget_key: str) -> None:
         what = f"{_counted(selected, 'group')} of {_counted(plan.choice.group_tokens, 'token')}"
         full = shown_size(plan.model.kv_full_bytes(plan.context))
         would = f"{shown_size(least_bytes, up=True)} would (a full cache takes {full})"
-        raise NoRoom(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}")
+        fit = "; so would policies.compression=fit, with narrower keys that choose worse" if _would_fit(plan) else ""
+        raise NoRoom(f"{budget_key}: {shown_size(budget_bytes)} per sequence hold no selection of {what}; {would}{fit}")
     if layout.moves and "device" in {*plan.tiers, *plan.last_tiers}:
         what = "what lies behind a cluster moves as it grows, which is not modelled in the processor's own memory"
         raise InputError(f"policies.layout: {what}; placement: storage or host, or layout: dual-head, would do")
+
+
+def _would_fit(plan: DecodePlan) -> bool:
+    """Returns whether the budget holds a selection where keys are as narrow as can be."""
+    held = Ledger(plan.managed.holdings)
+    narrow_bytes = plan.memory.least_bytes
+    for part, rank, name in (
+        (plan.roles.selector, plan.keys.index.rank if plan.keys.index else 1, "kv: index"),
+        (plan.roles.layout, plan.keys.rebuilt_rank or 1, "kv: low-rank keys"),
+    ):
+        if isinstance(part, CompressedKeys | ValueGroups):
+            narrow_bytes -= (1 - 1 / rank) * held.of(name).n_bytes(0)
+    return narrow_bytes <= plan.managed.budget_bytes
 
 
 def _counted(n: int, what: str) -> str:

@@ -258,15 +258,15 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     ),
     "infinigen": DecodeSystem(
         about="tokens predicted and read head by head, from partial keys",
-        roles=Roles(selector=PartialKeys(per_head=True, compression=None), layout=_PER_TOKEN),
+        roles=Roles(selector=PartialKeys(per_head=True), layout=_PER_TOKEN),
     ),
     "infinigen-star": DecodeSystem(
         about="the same, one choice of tokens for all heads",
-        roles=Roles(selector=PartialKeys(compression=None), layout=_PER_TOKEN),
+        roles=Roles(selector=PartialKeys(), layout=_PER_TOKEN),
     ),
     "infinigen-star-ru": DecodeSystem(
         about="the same, with a reuse buffer",
-        roles=Roles(selector=PartialKeys(compression=None, metadata_share=0.5), residency=Reuse(), layout=_PER_TOKEN),
+        roles=Roles(selector=PartialKeys(metadata_share=0.5), residency=Reuse(), layout=_PER_TOKEN),
     ),
     "shadowkv": DecodeSystem(
         about="chunks chosen by their mean key; values read, keys rebuilt from a low-rank cache made at prefill",
@@ -274,7 +274,7 @@ DECODE_SYSTEMS: dict[str, DecodeSystem] = {
     ),
     "loki": DecodeSystem(
         about="as infinigen, from keys in their principal components",
-        roles=Roles(selector=PrincipalKeys(per_head=True, compression=None), layout=_PER_TOKEN),
+        roles=Roles(selector=PrincipalKeys(per_head=True), layout=_PER_TOKEN),
     ),
     "quest": DecodeSystem(
         about="pages chosen head by head by the bounds of their keys, with the layer's own query",

@@ -193,5 +193,5 @@ def _reuse_rates(scenario: Scenario, limits: TuningLimits, context: int, group_t
     """Returns the mean reuse rate at each capacity."""
     groups = limits.groups_of(group_tokens, context)
     slots = [max(groups, round(c * limits.selected_tokens / group_tokens)) for c in _CAPACITIES]
-    workload, seed = scenario.decode.workload, scenario.seed
-    return reuse_rates(workload, seed, context=context, groups=groups, group_tokens=group_tokens, slots=slots)
+    workload = scenario.decode.workload.model_copy(update={"output": limits.output})
+    return reuse_rates(workload, scenario.seed, context=context, groups=groups, group_tokens=group_tokens, slots=slots)

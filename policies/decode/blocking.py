@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvferry.layouts.cluster_layout import AnyLayout
 from kvferry.layouts.layout import Layout
-from kvferry.policies.decode.room import Room, Share
+from kvferry.policies.decode.room import Compression, Room, Share
 from kvferry.policies.ledger import Holding
 
 
@@ -101,19 +101,19 @@ class TokenGroups(LayoutRole):
 class ValueGroups(TokenGroups):
     """Values alone are read; keys stay in memory, decomposed at prefill, and are rebuilt meanwhile (ShadowKV).
 
-    ``compression``: full key width over the width that stays; None: as little as ``metadata_share`` of the budget
-    allows, and no less than ``least_compression``, with which ShadowKV was published: wider keys take longer.
+    ``compression``: full key width over the width that stays; None: ``published``, whatever the budget, as wider keys
+    take longer. "fit": narrower keys where ``metadata_share`` of the budget does not hold these.
     """
 
     # Rank 160 of 1,024 numbers (ShadowKV 5).
-    least_compression: ClassVar[float] = 6.4
+    published: ClassVar[float] = 6.4
 
-    compression: Annotated[float, Field(ge=1)] | None = None
+    compression: Compression = None
     metadata_share: Share = 1.0
 
     @property
     def fixed(self) -> bool:
-        return self.compression is not None
+        return self.compression != "fit"
 
     @property
     def beside_moves(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class ValueGroups(TokenGroups):
 
     def key_rank(self, room: Room, reserved_bytes: float) -> int | None:
         free_bytes = room.left_bytes(self.metadata_share, reserved_bytes)
-        return room.key_rank(self.compression, free_bytes, self.least_compression)
+        return room.key_rank(self.compression, free_bytes, self.published)
 
     def read_bytes(self, room: Room) -> int:
         return room.block_bytes // 2

@@ -14,6 +14,8 @@ _CHUNK = 1 << 24
 # Multiplications of a product that are done at once: so few that the numerics library takes one thread for them. Where
 # processors have other work, its threads wait for each other for a hundred times as long as they compute.
 _ONE_THREAD = 1 << 18
+# Numbers of a tile of distances: as many as a processor's own cache holds.
+_TILE = 1 << 17
 
 
 def kmeans(
@@ -64,18 +66,20 @@ def _nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.n
     rows, n, width = vectors.shape
     clusters = centres.shape[1]
     each = max(1, min(n, _ONE_THREAD // (width * clusters)))
+    tall = each * max(1, _TILE // (each * clusters))
     labels, apart = np.empty((rows, n), np.int32), np.empty((rows, n), np.float32)
     # In place: fresh memory for every tile takes longer than the products.
-    tile, places = np.empty((each, clusters), np.float32), np.arange(each)
+    tile, places = np.empty((tall, clusters), np.float32), np.arange(tall)
     for row, (doubled, across) in enumerate(zip(2 * vectors, centres.swapaxes(1, 2).copy(), strict=True)):
         lengths = (centres[row] ** 2).sum(-1)
-        for at in range(0, n, each):
-            part = doubled[at : at + each]
+        for at in range(0, n, tall):
+            part = doubled[at : at + tall]
             own = tile[: len(part)]
-            np.matmul(part, across, out=own)
+            for top in range(0, len(part), each):
+                np.matmul(part[top : top + each], across, out=own[top : top + each])
             np.subtract(lengths, own, out=own)
-            labels[row, at : at + each] = found = own.argmin(-1)
-            apart[row, at : at + each] = own[places[: len(part)], found]
+            labels[row, at : at + tall] = found = own.argmin(-1)
+            apart[row, at : at + tall] = own[places[: len(part)], found]
     return labels, apart
 
 

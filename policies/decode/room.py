@@ -1,7 +1,7 @@
 """The room by which the roles of a decode system are sized."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from kvferry.specs.model import ModelSpec
 
 # A part of a budget.
 Share = Annotated[float, Field(gt=0, le=1)]
+# Full key width over the width that is kept; None: as published; "fit": further where the budget holds no more.
+Compression = Annotated[float, Field(ge=1)] | Literal["fit"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +62,14 @@ class Room:
         less."""
         return min(share * self.budget_bytes, self.budget_bytes - reserved_bytes)
 
-    def key_rank(self, compression: float | None, free_bytes: float, least_compression: float = 1.0) -> int:
-        """Returns numbers per compressed key, all KV heads together; without a given compression, as many as
-        `free_bytes` hold for all tokens, but no more than `least_compression` leaves. ValueError for a compression
-        below 1."""
-        if compression is None:
+    def key_rank(self, compression: Compression, free_bytes: float, published: float) -> int:
+        """Returns numbers per compressed key, all KV heads together: as `compression` leaves, or else as the one that
+        is `published` does; to "fit", fewer where `free_bytes` do not hold these for all tokens. ValueError for a
+        compression below 1."""
+        if compression == "fit":
             fitting = int(free_bytes / (self.model.layers * self.tokens * self.model.kv_value_bytes))
-            return max(1, min(fitting, rank_of(least_compression, self.model)))
-        if not compression >= 1:
-            raise ValueError(f"compression is 1 or more, got {compression}")
-        return rank_of(compression, self.model)
+            return max(1, min(fitting, rank_of(published, self.model)))
+        given = published if compression is None else compression
+        if not given >= 1:
+            raise ValueError(f"compression is 1 or more, got {given}")
+        return rank_of(given, self.model)

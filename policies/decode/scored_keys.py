@@ -1,11 +1,9 @@
 """Selectors that score keys: compressed ones of every token, or one mean key per KV block."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
-
-from kvferry.policies.decode.room import Room, Share
+from kvferry.policies.decode.room import Compression, Room, Share
 from kvferry.policies.decode.selector import Index
 from kvferry.policies.decode.top_blocks import TopBlocks, TopByOwnQuery
 
@@ -17,22 +15,22 @@ MOST_COMPRESSION = 32.0
 class CompressedKeys(TopBlocks):
     """A block scores as its best token does, by compressed keys of all tokens.
 
-    ``compression``: full key width over the width that is scored; None: as little as ``metadata_share`` of the budget
-    allows, and no less than ``least_compression``, with which the selector was published: wider keys take longer.
+    ``compression``: full key width over the width that is scored; None: ``published``, whatever the budget, as wider
+    keys take longer. "fit": narrower keys where ``metadata_share`` of the budget does not hold these.
     """
 
-    least_compression: ClassVar[float] = 1.0
+    published: ClassVar[float] = MOST_COMPRESSION
 
-    compression: Annotated[float, Field(ge=1)] | None = MOST_COMPRESSION
+    compression: Compression = None
     metadata_share: Share = 1.0
 
     @property
     def fixed(self) -> bool:
-        return self.compression is not None
+        return self.compression != "fit"
 
     def index(self, room: Room, reserved_bytes: float) -> Index | None:
         free_bytes = room.left_bytes(self.metadata_share, reserved_bytes)
-        rank = room.key_rank(self.compression, free_bytes, self.least_compression)
+        rank = room.key_rank(self.compression, free_bytes, self.published)
         return Index(self.spec(room, rank), room.key_cache_bytes(rank))
 
     def vectors(self, block_tokens: int, stored_blocks: int) -> int:
@@ -50,7 +48,7 @@ class PartialKeys(CompressedKeys):
 
     kind = "partial-keys"
     # Assumed: three tenths of the channels, InfiniGen's partial weight ratio, from memory of the paper.
-    least_compression = 1 / 0.3
+    published = 1 / 0.3
 
 
 class PrincipalKeys(CompressedKeys):
@@ -58,7 +56,7 @@ class PrincipalKeys(CompressedKeys):
 
     kind = "principal-keys"
     # Assumed: a quarter of the components, from memory of Loki's paper.
-    least_compression = 4.0
+    published = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)

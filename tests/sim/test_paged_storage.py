@@ -22,10 +22,10 @@ def runs(*numbers: int) -> Extents:
 
 def test_what_was_used_longest_ago_goes_first() -> None:
     cache = PageCache(10 * RUN, 3 * RUN)
-    assert cache.use(runs(0, 1, 2), writes=False) == ([0, 1, 2], [])
+    assert cache.use(runs(0, 1, 2)) == ([0, 1, 2], [0, 1, 2])
     # 0 is used again, so 1 goes for 3, and 2 for 1.
-    assert cache.use(runs(0, 3, 1), writes=False) == ([3, 1], [])
-    assert cache.use(runs(0), writes=False) == ([], [])
+    assert cache.use(runs(0, 3, 1)) == ([0, 3, 1], [3, 1])
+    assert cache.use(runs(0)) == ([0], [])
     assert cache.held_bytes == 3 * RUN
 
 
@@ -33,21 +33,14 @@ def test_reading_all_again_and_again_finds_nothing_unless_all_fits() -> None:
     whole = Extents((0,), (4 * RUN,))
     for most, found in ((3, 4), (4, 0)):
         cache = PageCache(4 * RUN, most * RUN)
-        cache.use(whole, writes=False)
-        assert len(cache.use(whole, writes=False)[0]) == found
-
-
-def test_what_was_written_is_written_back_when_it_is_dropped() -> None:
-    cache = PageCache(10 * RUN, 2 * RUN)
-    assert cache.use(runs(0, 1), writes=True) == ([], [])
-    assert cache.use(runs(2), writes=False) == ([2], [0])
-    assert cache.use(runs(3, 4), writes=False) == ([3, 4], [1])
+        cache.use(whole)
+        assert len(cache.use(whole)[1]) == found
 
 
 def test_runs_of_a_large_file_are_longer_and_come_a_read_ahead_at_a_time() -> None:
     cache = PageCache(2 * MOST_RUNS * RUN, 8 * RUN)
     assert cache.run_bytes == 2 * RUN
-    faults, _ = cache.use(Extents((0, 9 * RUN), (2 * RUN, 1)), writes=False)
+    _, faults = cache.use(Extents((0, 9 * RUN), (2 * RUN, 1)))
     assert list(cache.commands(faults)) == [(0, RUN), (RUN, RUN), (8 * RUN, RUN), (9 * RUN, RUN)]
 
 
@@ -58,10 +51,23 @@ def test_faults_come_one_after_the_other() -> None:
     storage = PagedStorage(env, spec, spans.append, file_bytes=10 * RUN, most_bytes=2 * RUN)
     tickets = [storage.write(runs(0)), storage.read(runs(0, 1)), storage.read(runs(2, 3)), storage.read(runs(3))]
     env.run()
-    # Run 1 faults; 2 and 3 fault, behind the page that is written back for 2.
-    assert [ticket.end_s for ticket in tickets] == pytest.approx([0.0, 2e-3, 8e-3, 8e-3])
+    # Run 0 is written; 1 faults behind it, then 2 and 3.
+    assert [ticket.end_s for ticket in tickets] == pytest.approx([2e-3, 4e-3, 8e-3, 8e-3])
     moved = {label: sum(span.n_bytes for span in spans if span.label == label) for label in ("Read", "Write")}
     assert moved == {"Read": 3 * RUN, "Write": RUN}
+
+
+@pytest.mark.parametrize("held", [1, 4])
+def test_as_much_is_written_however_much_memory_there_is(held: int) -> None:
+    env, spans = simpy.Environment(), list[Span]()
+    spec = StorageSpec(bytes_per_s=RUN / 1e-3, latency_s=1e-3, duplex="half")
+    storage = PagedStorage(env, spec, spans.append, file_bytes=10 * RUN, most_bytes=held * RUN)
+    storage.write(runs(0, 1, 2))
+    storage.read(runs(2))
+    env.run()
+    # Three writes; what was written last is there still.
+    moved = {label: sum(span.n_bytes for span in spans if span.label == label) for label in ("Read", "Write")}
+    assert moved == {"Read": 0, "Write": 3 * RUN}
 
 
 def test_paging_is_slower_than_reading_the_same_in_long_reads() -> None:

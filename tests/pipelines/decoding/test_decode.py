@@ -186,8 +186,9 @@ def test_delays_without_events_are_those_with(system: str, storage: str) -> None
     settings = [f"system={system}", f"device.storage={storage}", "workload.batch=2", "workload.decoded=30"]
     scenario = load_scenario("kvswap/throughput", [*settings, "workload.context=8Ki", "workload.output=31"])
     figures = figures_of(scenario)
-    chosen = plan_for(scenario, DECODE_SYSTEMS[system])
-    device = on_runtime(scenario, DECODE_SYSTEMS[system]).device
+    composed = DECODE_SYSTEMS[system].with_policies(scenario.policy_values)
+    chosen = plan_for(scenario, composed)
+    device = on_runtime(scenario, composed).device
     told_s = Delays(device, scenario.model).step_s(chosen, figures.get("reuse_rate", 0.0))
     assert figures["tpot_s"] == pytest.approx(told_s, rel=0.12)
 

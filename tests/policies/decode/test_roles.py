@@ -9,7 +9,7 @@ from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.decode.selector import Everything, Selector
 
-FITTED = LowRankKeys(compression=None)
+FITTED = LowRankKeys(compression="fit")
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,8 @@ FITTED = LowRankKeys(compression=None)
         ({"selector": LowRankKeys(), "residency": Elastic(), "layout": ValueGroups(compression=4)}, True),
         ({"selector": FITTED, "residency": DoubleBuffer(), "layout": TokenGroups()}, False),
         ({"selector": LowRankKeys(), "residency": Reuse(), "layout": TokenGroups()}, False),
-        ({"selector": LowRankKeys(), "residency": DoubleBuffer(), "layout": ValueGroups()}, False),
+        ({"selector": LowRankKeys(), "residency": DoubleBuffer(), "layout": ValueGroups()}, True),
+        ({"selector": LowRankKeys(), "residency": DoubleBuffer(), "layout": ValueGroups(compression="fit")}, False),
     ],
 )
 def test_one_role_that_takes_what_the_budget_has_is_enough(parts: dict, fixed: bool) -> None:  # type: ignore[type-arg]

@@ -33,16 +33,26 @@ def test_compressed_keys_by_hand() -> None:
 
 def test_as_many_numbers_as_the_budget_holds_by_hand() -> None:
     # A number per key takes 2 x 100 x 2 B.
-    def rank(reserved_bytes: float, kind: type[CompressedKeys] = LowRankKeys, **settings: float) -> int:
-        index = kind(compression=None, per_head=True, **settings).index(ROOM, reserved_bytes)
+    def rank(reserved_bytes: float, kind: type[CompressedKeys], **settings: float) -> int:
+        index = kind(compression="fit", per_head=True, **settings).index(ROOM, reserved_bytes)
         assert index is not None
         assert index.spec.heads == 2
         return index.spec.rank
 
-    assert (rank(0), rank(401), rank(1_900)) == (5, 3, 1)
-    assert rank(0, metadata_share=0.5) == 2
+    class Whole(LowRankKeys):
+        published = 1.0
+
+    assert (rank(0, Whole), rank(401, Whole), rank(1_900, Whole)) == (5, 3, 1)
+    assert rank(0, Whole, metadata_share=0.5) == 2
     # No more than three tenths of the channels, and a quarter of the components, whatever the budget.
     assert (rank(0, PartialKeys), rank(0, PrincipalKeys), rank(1_900, PartialKeys)) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("reserved_bytes", [0, 1_900, 10_000])
+def test_keys_are_as_wide_as_published_whatever_the_budget(reserved_bytes: float) -> None:
+    for kind, rank in ((LowRankKeys, 1), (PartialKeys, 2), (PrincipalKeys, 2)):
+        index = kind().index(ROOM, reserved_bytes)
+        assert index is not None and index.spec.rank == rank and kind().fixed
 
 
 def test_landmarks_by_hand() -> None:
