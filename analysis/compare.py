@@ -13,7 +13,7 @@ from kvferry.analysis.decoding import paces_of
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.gantt import draw_lanes, draw_rate, legend, view_of, window_of
 from kvferry.analysis.quality import MARK, lower_quality
-from kvferry.analysis.steps import between, carried_out_s, tokens_drawn
+from kvferry.analysis.steps import carried_out, over_tokens, tokens_drawn
 from kvferry.analysis.style import BLACK, DARK, GREY, INK, ORANGE, SERIES, VERMILION
 from kvferry.analysis.tables import full_rate, is_energy_part
 from kvferry.analysis.timeline import resources_of
@@ -77,26 +77,29 @@ def compare_gantt(runs: Mapping[str, Run], *, title: str = "", request: int | No
 
 
 def _decode_paths(runs: Mapping[str, Run], tokens: int, title: str, empty: Mapping[str, str]) -> Figure:
-    """Each system's paths over as many tokens, from a request's first token on, the one that is fastest over the whole
+    """Each system's paths over the same tokens, from a request's first token on, the one that is fastest over the whole
     output first; below them the `empty` ones by name and outcome. Where these tokens are another part of the output
     than those of other systems, or were decoded at another pace than the whole, the title says so."""
     views, per_token_s, paces = dict[str, Run](), dict[str, float](), dict[str, str]()
-    first = {name: run.decoded is None or run.decoded.from_the_first for name, run in runs.items()}
+    # Of systems that skip a part of the output, which others carry out as a whole.
+    shown = next((known[:tokens] for known in map(carried_out, runs.values()) if known != range(len(known))), None)
+    same = {name: shown is None or over_tokens(run, shown) is not None for name, run in runs.items()}
     for name, run in runs.items():
-        times_s = carried_out_s(run)
-        views[name] = between(run, times_s[0], times_s[tokens - 1])
-        drawn_s = (times_s[tokens - 1] - times_s[0]) / (tokens - 1)
+        view = over_tokens(run, shown if shown is not None and same[name] else carried_out(run)[:tokens])
+        assert view is not None
+        views[name] = view
+        drawn_s = view.duration_s / (tokens - 1)
         whole = None if run.decoded is None else paces_of(run.decoded, run.requests, interrupted=run.interrupted)
         per_token_s[name] = drawn_s if whole is None else whole.tpot_s
         paces[name] = f"{human.seconds(per_token_s[name])} per token"
-        if len(set(first.values())) > 1 or abs(drawn_s / per_token_s[name] - 1) > _SAME_PACE:
-            paces[name] += f"; {'its first ones' if first[name] else 'these'}: {human.seconds(drawn_s)}"
+        if not all(same.values()) or abs(drawn_s / per_token_s[name] - 1) > _SAME_PACE:
+            paces[name] += f"; {'these' if same[name] else 'its first ones'}: {human.seconds(drawn_s)}"
     order = sorted(views, key=per_token_s.__getitem__)
     end_s = _axis_end_s([views[name].duration_s for name in order])
     heights = [0.12 + 0.27 * len(resources_of(views[name].spans)) for name in order] + [_EMPTY_IN] * len(empty)
     figure = style.new_figure(10, 1.3 + sum(heights) + 0.12 * len(heights))
     output = max(run.decoded.output for run in runs.values() if run.decoded is not None)
-    which = f"{'first ' * all(first.values())}{tokens:,} of {output:,}" if tokens < output else f"{tokens:,}"
+    which = f"{'first ' * (shown is None)}{tokens:,} of {output:,}" if tokens < output else f"{tokens:,}"
     figure.suptitle(
         f"{title}{', ' if title else ''}{which} tokens of each",
         x=0.01,

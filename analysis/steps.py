@@ -77,6 +77,12 @@ def carried_out_s(run: Run) -> tuple[float, ...]:
     return times_s or max((r.token_times_s for r in run.requests), key=len, default=())
 
 
+def carried_out(run: Run) -> Sequence[int]:
+    """Returns which tokens of the output these are, from 0 on."""
+    known = None if run.decoded is None else run.decoded.carried_out
+    return range(len(carried_out_s(run))) if known is None else known
+
+
 def tokens_drawn(run: Run) -> int:
     """Tokens of a sequence whose decoding was carried out and has times; 0 where none decodes."""
     return len(carried_out_s(run))
@@ -86,7 +92,7 @@ def with_tokens(title: str, run: Run) -> str:
     """The title, and how many of how many tokens of the output are drawn where they are fewer."""
     if run.decoded is None or not 0 < tokens_drawn(run) < run.decoded.output:
         return title
-    which = "first " if run.decoded.from_the_first else ""
+    which = "first " if run.decoded.carried_out is None else ""
     return f"{title}{', ' if title else ''}{which}{tokens_drawn(run):,} of {run.decoded.output:,} tokens"
 
 
@@ -101,6 +107,29 @@ def prefill_end_s(run: Run) -> float | None:
     end_s = max(times[0] for times in times_s)
     seconds = [times[1] for times in times_s if len(times) > 1]
     return end_s if seconds and end_s <= min(seconds) else None
+
+
+def over_tokens(run: Run, tokens: Sequence[int]) -> Run | None:
+    """What happened from the first of these tokens of the output to the last, but for the time that went into others,
+    on a clock that begins with it. None where one of them was not carried out."""
+    at = {token: n for n, token in enumerate(carried_out(run))}
+    if not all(token in at for token in tokens):
+        return None
+    times_s, stretches = carried_out_s(run), list[tuple[float, float]]()
+    for token in tokens[1:]:
+        start_s, end_s = times_s[at[token] - 1], times_s[at[token]]
+        if stretches and stretches[-1][1] == start_s:
+            start_s, _ = stretches.pop()
+        stretches.append((start_s, end_s))
+    parts = [between(run, *stretch) for stretch in stretches]
+    begins_s = itertools.accumulate((part.duration_s for part in parts), initial=0.0)
+    spans = tuple(
+        span._replace(start_s=begin_s + span.start_s, end_s=begin_s + span.end_s)
+        for begin_s, part in zip(begins_s, parts, strict=False)
+        for span in part.spans
+    )
+    warmth = parts[0].warmth if len(parts) == 1 else None
+    return replace(run, spans=spans, duration_s=sum(part.duration_s for part in parts), warmth=warmth)
 
 
 def between(run: Run, start_s: float, end_s: float) -> Run:

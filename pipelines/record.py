@@ -96,8 +96,8 @@ class Decoded:
     steps: tuple[tuple[int, float], ...] = ()
     # When each token that was carried out was there, also those that only warmed buffers up; None: ``token_times_s``.
     carried_out_s: tuple[float, ...] | None = None
-    # Whether these are the first tokens of the output; else some are from further on.
-    from_the_first: bool = True
+    # Which tokens of the output these are, from 0 on; None: the first ones.
+    carried_out: tuple[int, ...] | None = None
     # Seconds in which layers moved to another tier by themselves, beside those between tokens' times.
     moves_s: float = 0.0
     half: Totals | None = None

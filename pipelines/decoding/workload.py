@@ -207,7 +207,7 @@ class LockStepFlow:
             output=output,
             token_times_s=times_s,
             carried_out_s=self._times_s,
-            from_the_first=not (self._steps < output and world.shortcuts.may_skip),
+            carried_out=self._numbers if self._steps < output and world.shortcuts.may_skip else None,
             moves_s=0.0 if spread is None else spread.moves.totals.now_s,
             half=half,
             half_step=half_step,
@@ -228,6 +228,18 @@ class LockStepFlow:
             *([ALL_DECODED] if self._whole_instead else []),
         )
         return Left(requests=_records(plan, prefill_s, times_s), decoded=decoded, notes=notes)
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        """Returns which tokens of the output are carried out where others are skipped."""
+        if self._spread is None:
+            found = [0, *range(self._before + 1, self._before + self._steps)]
+        else:
+            found = [0]
+            for one in self._spread.windows:
+                begin = found[-1] + one.skipped + 1
+                found += range(begin, begin + one.warming + one.counted)
+        return tuple(found[: len(self._times_s)])
 
     def kept(self) -> str:
         batch = self._plan.sequences

@@ -1,5 +1,6 @@
 """Decode steps and their layers, from spans; the picture of I/O beside compute."""
 
+import itertools
 from dataclasses import replace
 
 import matplotlib as mpl
@@ -12,7 +13,7 @@ from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.decode_picture import _purpose, decode_picture
 from kvferry.analysis.decode_time import FOR_COPIES, FOR_OTHERS, FOR_STORAGE, reused_shares, storage_depth, waits_s
 from kvferry.analysis.gantt import gantt
-from kvferry.analysis.steps import prefill_end_s, steps_of, with_tokens
+from kvferry.analysis.steps import carried_out, carried_out_s, over_tokens, prefill_end_s, steps_of, with_tokens
 from kvferry.machine.ops import OPS, Op
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Decoded, RequestRecord, Run
@@ -251,7 +252,9 @@ def test_another_part_of_the_output_is_named_by_hand() -> None:
     assert early.decoded is not None and late.decoded is not None
     times_s = early.decoded.token_times_s
     mean_s = tuple(1.0 + 16e-3 * n for n in range(3))
-    further = replace(late.decoded, output=90, token_times_s=mean_s, carried_out_s=times_s, from_the_first=False)
+    further = replace(
+        late.decoded, output=90, token_times_s=mean_s, carried_out_s=times_s, carried_out=(0, 50, 51, 52, 53)
+    )
     runs = {
         "late": replace(late, requests=(replace(record, token_times_s=mean_s),), decoded=further),
         "early": replace(early, requests=(replace(record, token_times_s=times_s),)),
@@ -262,6 +265,53 @@ def test_another_part_of_the_output_is_named_by_hand() -> None:
     assert [axis.get_title(loc="left") for axis in figure.axes] == [
         "early: 8.00 ms per token; its first ones: 8.00 ms", "late: 16.0 ms per token; these: 8.00 ms"
     ]  # fmt: skip
+
+
+def test_systems_that_carry_out_all_are_drawn_over_the_tokens_of_those_that_skip_some_by_hand() -> None:
+    """Steps 1 to 4 take 8 ms, 5 to 8 take 16 ms; the other system carries out 3, 6 and 7."""
+    edges_s = list(itertools.accumulate([8e-3] * 4 + [16e-3] * 4, initial=1.0))
+    spans = tuple(Span("gpu", "FeedForward", begin_s, end_s) for begin_s, end_s in itertools.pairwise(edges_s))
+    record = RequestRecord(request=0, arrival_s=0.0, first_token_s=1.0, token_times_s=tuple(edges_s))
+    some = decoded(steps=3)
+    assert some.decoded is not None
+    batch = replace(some.decoded, output=9)
+    every = replace(some, spans=spans, requests=(record,), decoded=replace(batch, token_times_s=tuple(edges_s)))
+    times_s = batch.token_times_s
+    skips = replace(batch, carried_out_s=times_s, carried_out=(0, 3, 6, 7))
+    skipping = replace(some, requests=(replace(record, token_times_s=times_s),), decoded=skips)
+    view = over_tokens(every, (0, 3, 6, 7))
+    assert view is not None and view.duration_s == pytest.approx(0.04)
+    assert [(span.start_s, span.end_s) for span in view.spans] == [
+        (pytest.approx(begin_s, abs=1e-12), pytest.approx(end_s))
+        for begin_s, end_s in itertools.pairwise((0.0, 8e-3, 24e-3, 40e-3))
+    ]
+    assert over_tokens(every, (0, 9)) is None
+    with mpl.rc_context(style.RC):
+        figure = compare_gantt({"skipping": skipping, "every": every}, title="both")
+    assert figure.get_suptitle() == "both, 4 of 9 tokens of each"
+    assert [axis.get_title(loc="left") for axis in figure.axes] == [
+        "skipping: 8.00 ms per token", "every: 12.0 ms per token; these: 13.3 ms"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["spread", "middle", "end"])
+def test_a_system_in_memory_is_drawn_over_the_same_part_of_the_output(part: str) -> None:
+    """It attends to ever more: its first tokens would look faster than those of the others, which are further on."""
+    workload = {**DECODING["workload"], "output": 2000, "decoded": 18, "part": part}
+    both = {
+        name: run_scenario(load_scenario({**DECODING, "system": name, "workload": workload, "budget": {}}))
+        for name in ("flexgen", "vllm")
+    }
+    tokens = carried_out(both["flexgen"])
+    assert len(tokens) == 18 and tokens[1] > 30 and tokens[-1] <= 1999 and carried_out(both["vllm"]) == range(2000)
+    with mpl.rc_context(style.RC):
+        figure = compare_gantt(both)
+    assert figure.get_suptitle() == "18 of 2,000 tokens of each"
+    assert not any("first" in axis.get_title(loc="left") for axis in figure.axes)
+    times_s = carried_out_s(both["vllm"])
+    view = over_tokens(both["vllm"], tokens)
+    assert view is not None
+    assert view.duration_s == pytest.approx(sum(times_s[n] - times_s[n - 1] for n in tokens[1:]))
 
 
 @pytest.mark.parametrize("part", ["spread", "middle"])
