@@ -1,15 +1,19 @@
 """Every label that a table prints stands on a page that explains it."""
 
+import json
 import re
 import runpy
 from functools import cache
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from tiny import TINY
 
+import kvferry
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.metrics import metrics_for
+from kvferry.analysis.settings import settings_of
 from kvferry.analysis.tables import compare_table, is_energy_part, run_table
 from kvferry.cli.schedule import _COLUMNS
 from kvferry.pipelines.record import Run
@@ -65,6 +69,21 @@ def test_every_heading_of_a_comparison_is_explained(kind: str) -> None:
     table = compare_table(two, ranked_by=ranked_by, ranges={}, unsure=[], outcomes=outcomes, width=1000)
     headings = [str(one.header) for one in table.columns][1:]
     assert len(headings) > 5 and [one for one in headings if not explained(one)] == []
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_every_column_of_a_sweep_is_a_setting_a_figure_or_explained(kind: str, tmp_path: Path) -> None:
+    two = [TINY[kind]["system"], OTHER[kind]]
+    base = {**TINY[kind], "policies": {}}
+    study = tmp_path / "tiny.yaml"
+    study.write_text(json.dumps({"name": "tiny", "base": base, "axes": {"system": two}}))
+    kvferry.sweep(str(study), output=tmp_path, plots=False)
+    columns = {name for part in tmp_path.glob("*.parquet") for name in pq.read_schema(part).names}
+    settings = {name for system in two for name in settings_of(ran(kind, system)[0])}
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    others = columns - settings - set(FIGURES)
+    assert "key" in others
+    assert [one for one in others if not is_energy_part(one) and f"`{one}`" not in page] == []
 
 
 @pytest.mark.parametrize("kind", TINY)
