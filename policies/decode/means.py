@@ -75,8 +75,9 @@ def _nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.n
         for at in range(0, n, tall):
             part = doubled[at : at + tall]
             own = tile[: len(part)]
-            for top in range(0, len(part), each):
-                np.matmul(part[top : top + each], across, out=own[top : top + each])
+            even = len(part) // each * each
+            np.matmul(part[:even].reshape(-1, each, width), across, out=own[:even].reshape(-1, each, clusters))
+            np.matmul(part[even:], across, out=own[even:])
             np.subtract(lengths, own, out=own)
             labels[row, at : at + tall] = found = own.argmin(-1)
             apart[row, at : at + tall] = own[places[: len(part)], found]

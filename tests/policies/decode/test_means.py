@@ -26,10 +26,15 @@ def test_few_distances_at_once_give_the_same_clusters(monkeypatch: pytest.Monkey
     whole = kmeans(vectors, 7)
     monkeypatch.setattr(means, "_ONE_THREAD", 3 * 7 * 2)
     assert kmeans(vectors, 7).tolist() == whole.tolist()
-    sizes, product = list[int](), np.matmul
-    monkeypatch.setattr(np, "matmul", lambda some, *more, **out: sizes.append(len(some)) or product(some, *more, **out))
+    sizes, product = list[tuple[int, ...]](), np.matmul
+    monkeypatch.setattr(
+        np, "matmul", lambda some, *more, **out: sizes.append(some.shape[:-1]) or product(some, *more, **out)
+    )
     kmeans(vectors, 7, rounds=1)
-    assert sizes == 2 * [*[3] * 16, 2]
+    # Sixteen products of three rows each, and one of two.
+    assert sizes == 2 * [(16, 3), (2,)]
+    monkeypatch.setattr(means, "_TILE", 5 * 3 * 7)
+    assert kmeans(vectors, 7).tolist() == whole.tolist()
 
 
 def test_rows_whose_distances_are_many_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
