@@ -217,7 +217,10 @@ class Comparison:
             {name: one.metrics for name, one in done.items()}, {name: one.scenario for name, one in done.items()}
         )
         notes += [] if unequal is None else [unequal]
-        notes += [f"{name}: {one}" for name, of in self.results.items() for one in (*of.run.faults, *of.run.notes)]
+        for name, of in self.results.items():
+            # Of figures that are not there, nothing is to be noted.
+            own = of.run.notes if of.outcome in ("done", "interrupted") else ()
+            notes += [f"{name}: {one}" for one in (*of.run.faults, *own)]
         return notes
 
 

@@ -39,6 +39,16 @@ def windows_of(steps: int, carried_out: int) -> tuple[Window, ...]:
     return tuple(found)
 
 
+def tokens_of(windows: Sequence[Window]) -> list[int]:
+    """Returns which tokens of an output, from 0 on, are there once windows were carried out: the first, and a step's
+    each."""
+    tokens = [0]
+    for one in windows:
+        begin = tokens[-1] + one.skipped + 1
+        tokens += range(begin, begin + one.warming + one.counted)
+    return tokens
+
+
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """Holds what a run has come to at some moment: all that adds up, and what a flow counts."""

@@ -33,7 +33,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.quality import attention_mass_of
 from kvferry.pipelines.decoding.runtimes import runtime_spec
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
-from kvferry.pipelines.decoding.spread import Spread, Told, windows_of
+from kvferry.pipelines.decoding.spread import Spread, Told, Window, tokens_of, windows_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.decoding.warming import ALL_DECODED, check_whole, warms_up
@@ -196,6 +196,8 @@ class LockStepFlow:
         plan, times_s, output = self._plan, self._times_s, self._scenario.decode.workload.output
         half, half_step, end = self._half, half_of(self._steps), self._end or end
         half_counts, end_counts = self._half_counts, self._counts()
+        skips = self._steps < output and world.shortcuts.may_skip
+        tokens = tokens_of([Window(self._before, 0, self._steps - 1)] if self._spread is None else self._spread.windows)
         if (spread := self._spread) is not None and spread.prefill is not None and spread.end is not None:
             # Counted as if that were all that was decoded; it follows again as often as the output is longer.
             begun, done = spread.with_moves(spread.prefill), spread.with_moves(spread.end)
@@ -207,7 +209,7 @@ class LockStepFlow:
             output=output,
             token_times_s=times_s,
             carried_out_s=self._times_s,
-            carried_out=self._numbers if self._steps < output and world.shortcuts.may_skip else None,
+            carried_out=tuple(tokens[: len(self._times_s)]) if skips else None,
             moves_s=0.0 if spread is None else spread.moves.totals.now_s,
             half=half,
             half_step=half_step,
@@ -228,18 +230,6 @@ class LockStepFlow:
             *([ALL_DECODED] if self._whole_instead else []),
         )
         return Left(requests=_records(plan, prefill_s, times_s), decoded=decoded, notes=notes)
-
-    @property
-    def _numbers(self) -> tuple[int, ...]:
-        """Returns which tokens of the output are carried out where others are skipped."""
-        if self._spread is None:
-            found = [0, *range(self._before + 1, self._before + self._steps)]
-        else:
-            found = [0]
-            for one in self._spread.windows:
-                begin = found[-1] + one.skipped + 1
-                found += range(begin, begin + one.warming + one.counted)
-        return tuple(found[: len(self._times_s)])
 
     def kept(self) -> str:
         batch = self._plan.sequences

@@ -126,6 +126,12 @@ def test_running_out_of_memory_is_a_result() -> None:
     assert result.why and result.remarks[0].startswith("out of memory: ")
 
 
+def test_what_a_run_notes_of_its_figures_is_left_out_where_it_has_none() -> None:
+    shown = str(kvferry.compare(DECODING, ["kvswap", "specontext"], {"workload.output": 300, "workload.decoded": 12}))
+    assert "out of memory" in shown
+    assert "kvswap: selections are generated" in shown and "specontext: selections" not in shown
+
+
 def test_systems_are_compared() -> None:
     compared = kvferry.compare("small.yaml", ["stream-only", "local-prefill"])
     assert list(compared.results) == list(compared.metrics.index) == ["stream-only", "local-prefill"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tiny import DECODING as TINY
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.pipelines.decoding.spread import Spread, Told, Window, windows_of
+from kvferry.pipelines.decoding.spread import Spread, Told, Window, tokens_of, windows_of
 from kvferry.pipelines.run import run_scenario
 from kvferry.pipelines.tally import Totals
 from kvferry.scenarios.loader import load_scenario
@@ -30,6 +30,11 @@ def test_windows_by_hand() -> None:
     assert windows_of(100, 6) == (Window(45, 3, 3),)
     # All of them: nothing is skipped.
     assert [one.skipped for one in windows_of(16, 16)] == [0, 0]
+
+
+def test_tokens_of_windows_by_hand() -> None:
+    assert tokens_of([Window(2, 1, 1), Window(3, 0, 2)]) == [0, 3, 4, 8, 9]
+    assert tokens_of([Window(0, 0, 3)]) == [0, 1, 2, 3]
 
 
 @given(steps=st.integers(1, 5000), share=st.floats(0.001, 1))
