@@ -114,7 +114,7 @@ def _why_none(setting: str, wanted: float, last: Trial, idle: bool, slo: SloSpec
     reached = f"{last.attainment:.1%} of the requests keep the SLO"
     start = f"from {last.count // 2:,} on more of them change nothing" if idle else f"{last.count:,} is the most tried"
     limits = []
-    for name, limit_s in (() if slo is None else (("ttft", slo.ttft_s), ("tpot", slo.tpot_s))):
+    for name, limit_s in () if slo is None else (("ttft", slo.ttft_s), ("tpot", slo.tpot_s)):
         reached_s = last.figures.get(f"{name}_p95_s")
         if limit_s is not None and reached_s is not None:
             limits.append(f"{name.upper()} p95 {human.seconds(reached_s)}, limit {human.seconds(limit_s)}")
