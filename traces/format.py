@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, quoted
 from kvferry.system.whole_file import write_file
 from kvferry.traces.rate import OnEnd, RateTrace
 
@@ -50,14 +50,14 @@ class StoredTrace:
 
 def write_trace(path: Path, stored: StoredTrace) -> None:
     """Write the file, whole or not at all. Reading it back gives the same trace to the last bit. In tags nothing is a
-    spreadsheet's formula: an apostrophe stands before it."""
+    spreadsheet's formula: an apostrophe stands before it; and what a terminal would take for a command is escaped."""
     trace = stored.trace
     tags: dict[str, str] = {"kind": stored.kind, "on_end": trace.on_end}
     if trace.loop_from_s:
         tags["loop_from_s"] = repr(trace.loop_from_s)
     lines = [FIRST_LINE]
     for key, value in {**tags, **stored.tags}.items():
-        said = _FORMULA.sub(r"\1'", " ".join(str(value).split()))
+        said = _FORMULA.sub(r"\1'", quoted(" ".join(str(value).split())))
         line = f"# {key}: {said[:500]}"
         if not _TAG.fullmatch(line):
             raise ValueError(f"{key!r}: {value!r} cannot be a tag")

@@ -142,3 +142,11 @@ def test_no_tag_is_a_formula_of_a_spreadsheet(tmp_path):
     cells = [cell.strip() for line in path.read_text().splitlines() for cell in re.split("[,;]", line)]
     assert [cell for cell in cells if cell.startswith(tuple("=+@-"))] == []
     assert read_trace(path).tags["source"] == "a,'=1+1; '@SUM(A1),'-2;'+3 - 4, b.txt"
+
+
+def test_a_log_whose_name_would_command_a_terminal_is_named_in_plain_characters(tmp_path):
+    """Also a name of bytes that are no text."""
+    said = "a\x1b[31m\x07\x9b\u202eb\udcff.txt"
+    write_trace(path := tmp_path / "t.csv", StoredTrace("bandwidth", RateTrace.constant(1), {"source": said}))
+    assert path.read_text().isascii()
+    assert read_trace(path).tags["source"] == r"a\x1b[31m\x07\x9b\u202eb\udcff.txt"
