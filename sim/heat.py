@@ -7,10 +7,15 @@ from collections.abc import Callable
 import numpy as np
 
 from kvferry.machine.warmth import Warmth
+from kvferry.specs.errors import InputError
 from kvferry.specs.heat import HeatSpec
 
 # A clock that has been set to a time may show a little less than that.
 _ROUNDING = 1e-12
+# What thermal sensors show as no change: Linux gives temperatures in thousandths of a degree.
+_STILL_K = 1e-3
+# A run of more takes minutes, and gigabytes.
+MOST_LOOKS = 2_000_000
 
 
 class ThermalChain:
@@ -53,10 +58,11 @@ class Heat:
 
     All energy of the device heats its chip. The governor looks at the chip's temperature every `look_s` while
     processors work, and sets the clock by it (as the proportional part of Linux's power allocator does); from one look
-    to the next the clock is constant, and of the power its mean counts. At a lower clock everything on a processor
-    takes longer in proportion, and draws less in proportion. Left out: that voltage falls with the clock, leakage that
-    grows with temperature, limits of single processors, memory that keeps its clock while the processor slows, and
-    what heats the device beside it.
+    to the next the clock is constant, and of the power its mean counts. During an op whose temperature stands still it
+    looks ever more rarely, and so notices late what begins to draw power beside it. At a lower clock everything on a
+    processor takes longer in proportion, and draws less in proportion. Left out: that voltage falls with the clock,
+    leakage that grows with temperature, limits of single processors, memory that keeps its clock while the processor
+    slows, and what heats the device beside it.
 
     `joules(from_s, until_s)` says what the device draws.
     """
@@ -71,7 +77,7 @@ class Heat:
 
     def clock(self, now_s: float) -> float:
         """The clock at this time, for which the governor looks if it is time to."""
-        if now_s >= self.next_look_s * (1 - _ROUNDING):
+        if now_s >= (self._times_s[-1] + self._spec.look_s) * (1 - _ROUNDING):
             self._look(now_s)
         return self._clocks[-1]
 
@@ -80,10 +86,13 @@ class Heat:
         self._chain = ThermalChain(self._spec)
         self._note(now_s)
 
-    @property
-    def next_look_s(self) -> float:
-        """When the clock may change, at the earliest."""
-        return self._times_s[-1] + self._spec.look_s
+    def next_look_s(self, since_s: float) -> float:
+        """When the governor looks during an op under way since then: where the last look saw no change, after as long
+        again as the op has taken by now, so that an op of days is looked at some dozen times."""
+        last_s = self._times_s[-1]
+        if last_s > since_s and abs(self._temperatures_c[-1] - self._temperatures_c[-2]) < _STILL_K:
+            return last_s + max(self._spec.look_s, last_s - since_s)
+        return last_s + self._spec.look_s
 
     def work_s(self, from_s: float, until_s: float) -> float:
         """The seconds of work at full clock that processors do between the two times if they are always busy."""
@@ -96,6 +105,9 @@ class Heat:
         return Warmth(tuple(self._times_s), tuple(self._temperatures_c), tuple(self._clocks))
 
     def _look(self, now_s: float) -> None:
+        if len(self._times_s) > MOST_LOOKS:
+            what = f"{MOST_LOOKS:,} looks at the temperature, {self._spec.look_s:g} s apart, reach {now_s:.3g} s"
+            raise InputError(f"device.heat.look_s: {what}, which is not the end of the run; look more rarely")
         before_s = self._times_s[-1]
         lasting_s = now_s - before_s
         self._chain.draw(self._joules(before_s, now_s) / lasting_s, lasting_s)

@@ -139,8 +139,12 @@ class Processor(WorkQueue):
         return speed if self._heat is None else speed * self._heat.clock(self.env.now)
 
     def _look_on_the_way(self) -> None:
-        if self._heat is not None and self._pace.ends_s > self._heat.next_look_s:
-            self._look.set(self._heat.next_look_s, self.env.now)
+        if self._heat is None:
+            return
+        assert self._running is not None and self._running.start_s is not None
+        look_s = self._heat.next_look_s(self._running.start_s)
+        if self._pace.ends_s > look_s:
+            self._look.set(look_s, self.env.now)
 
     def _respeed(self, speed: float) -> None:
         """The share of the bus has changed; now it is `speed`."""

@@ -132,6 +132,31 @@ def test_a_part_of_the_time_on_a_clock_of_its_own() -> None:
     assert warmth.between(0.0, 1.5).first_throttled_s is None
 
 
+def test_an_op_of_days_is_looked_at_a_few_dozen_times_where_its_temperature_stands_still() -> None:
+    # 10 W x 0.4 K/W = 4 K above the air, with a time constant of 4 s, and never warm enough to slow the op. In the 29th
+    # second it warms up by less than a thousandth of a degree: 4 K (e^-7 - e^-7.25) = 0.8 mK. By 58 s by 2.8 mK more.
+    cool = INSULATED.model_copy(update={"resistance_k_per_w": 0.4})
+    world = World(cool)
+    assert world.end_s(1e6) == pytest.approx(1e6)
+    times_s = world.heat.warmth(1e6).times_s
+    assert times_s[:32] == (*range(30), 58, 59)
+    assert len(times_s) < 60
+    assert world.heat.clock(1e6) == 1.0
+
+
+def test_a_slowed_op_whose_temperature_stands_still_takes_as_long_as_its_clock_says() -> None:
+    # At 1 - 0.05 (T - 30) of 10 W, 2 K/W settle at T = 25 + 20 (2.5 - 0.05 T): T = 37.5 C, and a clock of 0.625.
+    world = World(INSULATED.model_copy(update={"resistance_k_per_w": 2.0, "look_s": 0.5}))
+    assert world.end_s(1e6) == pytest.approx(1e6 / 0.625, rel=1e-4)
+    assert len(world.heat.warmth(world.env.now).times_s) < 2000
+
+
+def test_a_governor_that_would_look_for_ever_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvferry.sim.heat.MOST_LOOKS", 20)
+    with pytest.raises(InputError, match=r"device.heat.look_s: 20 looks at the temperature, 1 s apart, reach 2[01] s"):
+        World().end_s(100.0)
+
+
 @pytest.mark.parametrize(
     ("written", "said"),
     [
