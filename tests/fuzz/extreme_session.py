@@ -3,13 +3,29 @@
 from random import Random
 from typing import Any
 
+import extreme_assist
 from ends import between, count, seconds
 
 # Turns, steps of all layers, and blocks of heads of all prompts: more are valid, and take long.
 MOST_TURNS, MOST_STEPS, MOST_UNITS = 30, 200, 10_000
 _PLACES = ("drop", "memory", "flash", "cloud", "memory-flash", "memory-cloud", "flash-cloud", "memory-flash-cloud")
-_LOADING = ("ferry", "sparkv", "cachegen", "stream-only", "local-prefill")
-_DECODING = ("vllm", "full-flash", "kvswap", "flexgen", "infinigen", "shadowkv", "quest", "dynakv", "sliding-window")
+_LOADING = ("ferry", "ferry-three-way", "ferry-horizon", "sparkv", "cachegen", "stream-only", "local-prefill")
+_DECODING = (
+    "vllm",
+    "full-flash",
+    "kvswap",
+    "flexgen",
+    "infinigen",
+    "shadowkv",
+    "quest",
+    "dynakv",
+    "sliding-window",
+    "specontext",
+    "streaming-llm",
+    "os-paging",
+)
+# Most often one that leaves the device its KV, beside a system that decodes from memory: others are refused at once.
+_ASSISTING = ("tokens-only", "tokens-only", "tokens-only", "pd-device", "speculative-edge", "cloud-only")
 
 
 def workload(chance: Random, layers: int, kv_heads: int) -> dict[str, Any]:
@@ -51,10 +67,16 @@ def budget(chance: Random) -> dict[str, Any]:
 
 
 def policies(chance: Random) -> dict[str, Any]:
+    # A cloud that helps, by name or with settings of its own.
+    name = chance.choice(_ASSISTING)
     found = {
         "keep": chance.choice(_PLACES),
         "evict": chance.choice(["lru", "cost", "predicted", "belady"]),
         "load": chance.choice(_LOADING),
         "decode": chance.choice([*_DECODING, {"name": "kvswap", "selected_tokens": count(chance, 1, 10**5)}]),
+        "assist": chance.choice([name, {"name": name, **extreme_assist.policies(chance)}]),
     }
-    return {key: found[key] for key in chance.sample(sorted(found), chance.randint(1, 3))}
+    drawn = {key: found[key] for key in chance.sample(sorted(found), chance.randint(1, 3))}
+    if "assist" in drawn and chance.random() < 0.8:
+        drawn["decode"] = "vllm"
+    return drawn

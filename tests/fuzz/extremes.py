@@ -4,6 +4,7 @@ from random import Random
 from typing import Any
 
 import extreme_assist
+import extreme_heat
 import extreme_session
 from ends import between, count, seconds
 
@@ -67,7 +68,18 @@ def scenario(chance: Random, systems: dict[str, list[str]], traces: list[str]) -
     if chance.random() < 0.5:
         # Most are what the system takes; what it does not is refused at once.
         found["policies"] = policies if chance.random() < 0.2 else _taken(kind, found["system"], policies)
+    if kind == "session" and "assist" in found.get("policies", {}):
+        found["machines"] = _machines_of_a_session(chance, model)
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _machines_of_a_session(chance: Random, model: dict[str, Any]) -> dict[str, Any]:
+    """A cloud, which most often has the device's model."""
+    found = extreme_assist.machines(chance, _device, _model)
+    if chance.random() < 0.7:
+        for machine in found.values():
+            machine["model"] = model
+    return found
 
 
 def _taken(kind: str, system: str, policies: dict[str, Any]) -> dict[str, Any]:
@@ -190,6 +202,11 @@ def _budget(chance: Random) -> dict[str, Any]:
         "kv_share": between(chance, 1e-6, 1.0),
         "kv": f"{between(chance, 1.0, 1e12)!r} B",
         "in_memory_kv": f"{between(chance, 1.0, 1e12)!r} B",
+        "offload": {
+            "to": chance.choice(["cpu", "host", "storage"]),
+            "what": chance.choice(["layers", "layers", "experts"]),
+            "layers": chance.choice(["auto", count(chance, 1, 48) - 1]),
+        },
     }
     return {key: found[key] for key in chance.sample(sorted(found), chance.randint(1, 3))}
 
@@ -229,6 +246,8 @@ def _device(chance: Random, needs_storage: bool) -> dict[str, Any]:
             "workers": count(chance, 1, 1024),
             "piece_s": seconds(chance, 1.0),
         }
+    if chance.random() < 0.15:
+        device["heat"] = extreme_heat.heat(chance)
     if needs_storage and ("storage" not in device or chance.random() < 0.5):
         device["storage"] = _storage(chance)
     return device
