@@ -1,16 +1,18 @@
 """How many small faults the tests notice: seeded mutations of what is simulated, laid out, decided and piped.
 
     nice python studies/mutations.py --count 300 --seed 1        # goes on where it was stopped
-    python studies/mutations.py --again                          # the ones that were not caught, by the tests of today
+    python studies/mutations.py --again                          # those of LEFT again, by the tests of today
     python studies/mutations.py --report                         # what came of it so far
 
 A mutation changes one expression of one file, in a copy of the tracked tree. Tests that import its module run first,
 then those of its folder, then some of whole systems; the first failure ends it. A line of journal.jsonl says what
-became of each. Left out: tests marked long.
+became of each; what was not caught stands in LEFT, docs/validation/data/mutations-left.csv, until a test catches it.
+Left out: tests marked long.
 """
 
 import argparse
 import ast
+import csv
 import json
 import os
 import random
@@ -21,12 +23,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("sim", "layouts", "policies", "pipelines")
+LEFT = ROOT / "docs" / "validation" / "data" / "mutations-left.csv"
+ROOMS = ("sim", "layouts", "policies", "pipelines", "sessions")
 # Tests of whole systems, in both worlds.
 WHOLE = (
     "tests/backends/live/decoding/test_numbered_tokens.py",
@@ -52,6 +55,10 @@ _SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div)
 
 
+def named(described: dict[str, Any]) -> str:
+    return "{path}:{line}:{column} {old} -> {new}".format(**described)
+
+
 @dataclass(frozen=True)
 class Mutation:
     """``old`` becomes ``new`` at this place of a file; lines count from 1, columns are in bytes. ``text``: the line as
@@ -68,7 +75,7 @@ class Mutation:
 
     @property
     def name(self) -> str:
-        return f"{self.path}:{self.line}:{self.column} {self.old} -> {self.new}"
+        return named(asdict(self))
 
     def applied(self, source: str) -> str:
         lines = source.encode().splitlines(keepends=True)
@@ -249,6 +256,26 @@ def read(file: Path) -> list[dict[str, Any]]:
     return list({one["name"]: one for one in map(json.loads, lines)}.values())
 
 
+def read_left(file: Path) -> list[dict[str, Any]]:
+    """Returns what was not caught so far, whoever's journal said so."""
+    if not file.exists():
+        return []
+    with file.open(newline="") as rows:
+        found: list[dict[str, Any]] = list(csv.DictReader(rows))
+    numbers = [one.name for one in fields(Mutation) if one.type in (int, "int")]
+    return [{**one, "name": named(one), **{key: int(one[key]) for key in numbers}} for one in found]
+
+
+def write_left(file: Path, before: Iterable[dict[str, Any]], journal: Iterable[dict[str, Any]]) -> None:
+    """Writes what was not caught `before` and is not since, by the journal, and what has come to it there."""
+    every = {one["name"]: one for one in [*before, *journal]}
+    left = [one for one in every.values() if one["verdict"] not in ("caught", "gone")]
+    with file.open("w", newline="") as rows:
+        writer = csv.DictWriter(rows, [one.name for one in fields(Mutation)] + ["verdict"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(sorted(left, key=lambda one: (one["path"], one["line"], one["column"])))
+
+
 def report(journal: list[dict[str, Any]]) -> str:
     by_room: dict[str, Counter[str]] = {}
     for one in journal:
@@ -276,10 +303,11 @@ def main() -> None:
     parser.add_argument("--limit-s", type=int, default=300, help="processor time of one run of tests")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "mutations")
     parser.add_argument("--again", action="store_true", help="those that were not caught")
+    parser.add_argument("--left", type=Path, default=LEFT, help="where those that are not caught are listed")
     parser.add_argument("--report", action="store_true")
     asked = parser.parse_args()
     file = asked.output / "journal.jsonl"
-    journal = read(file)
+    journal, left = read(file), read_left(asked.left)
     if asked.report:
         print(report(journal))
         return
@@ -288,7 +316,7 @@ def main() -> None:
     judge = Judge(tree, {one["by"] for one in journal}, asked.limit_s)
     todo: list[tuple[dict[str, Any], Mutation | None]]
     if asked.again:
-        todo = [(one, found_again(one)) for one in journal if one["verdict"] != "caught"]
+        todo = [(one, found_again(one)) for one in left]
     else:
         known, new = {one["name"] for one in journal}, drawn(asked.count, asked.seed)[asked.first :]
         todo = [({"name": one.name, **asdict(one)}, one) for one in new if one.name not in known]
@@ -296,6 +324,7 @@ def main() -> None:
         found = judge.judged(mutation) if mutation else {"verdict": "gone", "by": ""}
         with file.open("a") as lines:
             lines.write(json.dumps({**described, **found}) + "\n")
+        write_left(asked.left, left, read(file))
         print(f"{n}/{len(todo)} {found['verdict']}: {described['name']} {found['by']}", file=sys.stderr, flush=True)
 
 

@@ -98,3 +98,16 @@ def test_what_was_not_caught_is_found_again_where_its_line_stands_now(
     (found,) = [mutations.found_again(one) for one in known if one["old"] == "max(a * 2, a)"]
     assert (found.line, found.new) == (10, "(min(a * 2, a))")
     assert mutations.found_again({**known[1], "path": "gone.py"}) is None
+
+
+def test_what_is_not_caught_is_listed_until_it_is(mutations: Any, tmp_path: Path) -> None:
+    one, other, third = (
+        {"name": found.name, **asdict(found)} for found in mutations.mutations_of("sim/total.py", SOURCE)[:3]
+    )
+    file = tmp_path / "left.csv"
+    assert mutations.read_left(file) == []
+    mutations.write_left(file, [], [{**one, "verdict": "survived"}, {**other, "verdict": "caught"}])
+    kept = mutations.read_left(file)
+    assert kept == [{**one, "verdict": "survived"}]
+    mutations.write_left(file, kept, [{**one, "verdict": "caught"}, {**third, "verdict": "too long"}])
+    assert mutations.read_left(file) == [{**third, "verdict": "too long"}]
