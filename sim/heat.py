@@ -3,6 +3,7 @@
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
+from math import inf, nextafter
 
 import numpy as np
 
@@ -77,7 +78,8 @@ class Heat:
 
     def clock(self, now_s: float) -> float:
         """The clock at this time, for which the governor looks if it is time to."""
-        if now_s >= (self._times_s[-1] + self._spec.look_s) * (1 - _ROUNDING):
+        last_s = self._times_s[-1]
+        if now_s > last_s and now_s >= (last_s + self._spec.look_s) * (1 - _ROUNDING):
             self._look(now_s)
         return self._clocks[-1]
 
@@ -87,12 +89,14 @@ class Heat:
         self._note(now_s)
 
     def next_look_s(self, since_s: float) -> float:
-        """When the governor looks during an op under way since then: where the last look saw no change, after as long
-        again as the op has taken by now, so that an op of days is looked at some dozen times."""
-        last_s = self._times_s[-1]
-        if last_s > since_s and abs(self._temperatures_c[-1] - self._temperatures_c[-2]) < _STILL_K:
-            return last_s + max(self._spec.look_s, last_s - since_s)
-        return last_s + self._spec.look_s
+        """When the governor looks during an op under way since then: twice as far apart after each look that saw no
+        change, so that an op of days is looked at some dozen times."""
+        last_s, apart_s = self._times_s[-1], self._spec.look_s
+        if last_s > since_s and self._times_s[-2] >= since_s:
+            changed_k = abs(self._temperatures_c[-1] - self._temperatures_c[-2])
+            apart_s = max(apart_s, (last_s - self._times_s[-2]) * (2.0 if changed_k < _STILL_K else 0.5))
+        # Late in a run the clock has no number for a short time more.
+        return max(last_s + apart_s, nextafter(last_s, inf))
 
     def work_s(self, from_s: float, until_s: float) -> float:
         """The seconds of work at full clock that processors do between the two times if they are always busy."""

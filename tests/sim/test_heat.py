@@ -1,6 +1,7 @@
 """Temperatures, the governor's clock, and ops that it slows, against steps by hand."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import simpy
@@ -134,14 +135,22 @@ def test_a_part_of_the_time_on_a_clock_of_its_own() -> None:
 
 def test_an_op_of_days_is_looked_at_a_few_dozen_times_where_its_temperature_stands_still() -> None:
     # 10 W x 0.4 K/W = 4 K above the air, with a time constant of 4 s, and never warm enough to slow the op. In the 29th
-    # second it warms up by less than a thousandth of a degree: 4 K (e^-7 - e^-7.25) = 0.8 mK. By 58 s by 2.8 mK more.
-    cool = INSULATED.model_copy(update={"resistance_k_per_w": 0.4})
-    world = World(cool)
+    # second it warms up by less than a thousandth of a degree, 4 K (e^-7 - e^-7.25) = 0.8 mK: then by 1.1 mK in 2 s.
+    world = World(INSULATED.model_copy(update={"resistance_k_per_w": 0.4}))
     assert world.end_s(1e6) == pytest.approx(1e6)
     times_s = world.heat.warmth(1e6).times_s
-    assert times_s[:32] == (*range(30), 58, 59)
+    assert times_s[:36] == (*range(30), 31, 32, 34, 38, 46, 62)
     assert len(times_s) < 60
     assert world.heat.clock(1e6) == 1.0
+
+
+def test_what_warms_up_slowly_is_looked_at_before_it_is_two_thousandths_of_a_degree_warmer() -> None:
+    # 0.2 mK a second: a thousandth in 5 s.
+    world = World(INSULATED.model_copy(update={"capacity_j_per_k": 50_000.0}))
+    assert world.end_s(1e4) == pytest.approx(1e4)
+    found = world.heat.warmth(world.env.now).temperatures_c
+    assert max(later - one for one, later in pairwise(found)) < 2e-3
+    assert len(found) < 2000
 
 
 def test_a_slowed_op_whose_temperature_stands_still_takes_as_long_as_its_clock_says() -> None:
@@ -149,6 +158,15 @@ def test_a_slowed_op_whose_temperature_stands_still_takes_as_long_as_its_clock_s
     world = World(INSULATED.model_copy(update={"resistance_k_per_w": 2.0, "look_s": 0.5}))
     assert world.end_s(1e6) == pytest.approx(1e6 / 0.625, rel=1e-4)
     assert len(world.heat.warmth(world.env.now).times_s) < 2000
+
+
+def test_a_governor_may_look_more_often_than_the_clock_can_tell() -> None:
+    # A million seconds in, the next number of the clock is 0.1 ns further.
+    world = World(INSULATED.model_copy(update={"look_s": 1e-12}))
+    world.env.run(until=1e6)
+    assert world.end_s(4.0) == pytest.approx(1e6 + 4.0)
+    times_s = world.heat.warmth(world.env.now).times_s
+    assert all(one < other for one, other in pairwise(times_s))
 
 
 def test_a_governor_that_would_look_for_ever_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
