@@ -4,14 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from kvferry.cloud.messages import BadMessage, Message, counts, sound
+from kvferry.cloud.messages import MOST_PACE_S, BadMessage, Message, counts, sound
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS
 from kvferry.policies.assist.refiner import OF_THE_WINDOW
 
 # A cloud takes prompts and answers that are this many times as long as the longest ones of its own scenario.
 _OVER_THE_LONGEST = 4
-# A time per token above a minute is no pace.
-_MOST_PACE_S = 60.0
 # What a message weighs at most on the wire: its frame; a token of a prompt as text in JSON; a token of an answer that
 # is shown in a stream, or drafted, with all that stands before it.
 _FRAME_BYTES, _PROMPT_TOKEN_BYTES, _ANSWER_TOKEN_BYTES = 2**16, 32, 256
@@ -116,7 +114,7 @@ _OF_REQUESTS: dict[str, Callable[[Any], bool]] = {
     "scene": counts,
     "tokens": lambda value: counts(value, 1),
     "ratio": lambda value: _share(value) and value > 0,
-    "pace_s": lambda value: value is None or (type(value) in (int, float) and 0 <= value <= _MOST_PACE_S),
+    "pace_s": lambda value: value is None or (type(value) in (int, float) and 0 <= value <= MOST_PACE_S),
     "refiner": lambda value: isinstance(value, str) and value in OF_THE_WINDOW,
     "drafts": lambda value: isinstance(value, bool),
     "accepted": _share,

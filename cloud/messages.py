@@ -18,6 +18,8 @@ from kvferry.traces.assisted import drawn_mask
 # requests.
 _MASK_STEP, _KEPT_STEP = 256, 64
 
+# A time per token above a minute is no pace: a device that is slower asks for this one.
+MOST_PACE_S = 60.0
 # The most characters of an error that a cloud sends to its device.
 _MOST_SAID = 300
 
@@ -46,7 +48,7 @@ def ask(
         "scene": story.scene,
         "tokens": story.tokens,
         "ratio": story.ratio,
-        "pace_s": pace_s,
+        "pace_s": None if pace_s is None else min(pace_s, MOST_PACE_S),
         "drafts": drafts,
         "accepted": wanted.accepted,
         "refiner": wanted.refiner,

@@ -167,3 +167,10 @@ def test_help_needs_a_cloud_and_a_cloud_something_to_do() -> None:
         run_scenario(tiny(TURNS, "policies.assist=tokens-only"))
     with pytest.raises(InputError, match=r"machines\.cloud: session runs on the device alone; leave it out"):
         run_scenario(tiny(ASSISTED_TURNS))
+
+
+def test_a_device_that_takes_minutes_for_a_token_is_helped() -> None:
+    """It asks for a token a minute, the slowest pace that a cloud takes from strangers."""
+    run = ran("workload.turns=1", "device.processors.gpu.dispatch_s=100 s")
+    assert run.sessions is not None
+    assert run.sessions.turns[0].said_by_cloud == 5
