@@ -22,6 +22,14 @@ RUNS = {
     "decode": ("run", "decode", "--set", "workload.output=32", "--output", "out"),
     "assist": ("run", "pd_device/assist", "--set", "workload.output=32", "--output", "out"),
     "session": ("run", "session/day", "--set", "workload.turns=8", "--output", "out"),
+    "assisted": ("run", "session/assisted", "--set", "workload.turns=4", "--output", "out"),
+    "three-ways": ("run", "session/three-ways", "--set", "workload.turns=4", "--output", "out"),
+    "offload": ("run", "offload", "--output", "out"),
+}
+COMPARED = {
+    "loading": ("ferry,stream-only", "quickstart"),
+    "session": ("on-flash,streamed", "session/day", "--set", "workload.turns=4"),
+    "offload": ("vllm,full-flash", "offload", "--set", "workload.output=16"),
 }
 STUDY = """\
 base: {extends: quickstart, link: {trace: null}}
@@ -29,6 +37,21 @@ axes:
   link.rate: [100 Mbit/s, 200 Mbit/s, 400 Mbit/s, 800 Mbit/s]
   workload.context: [2Ki, 3Ki, 4Ki]
 """
+STUDIES = {
+    "session": """\
+base: {extends: session/day, workload: {turns: 6}}
+axes:
+  system: [on-flash, streamed]
+  workload.question: [32, 64, 128]
+""",
+    "offload": """\
+base: {extends: offload, workload: {output: 8}}
+axes:
+  budget.offload.to: [cpu, host]
+  budget.offload.layers: [20, 29, 39]
+""",
+}
+ADVISE = ("advise", "--device", "rtx-4060", "--model", "llama-3.1-8b", "--context", "1Ki")
 SEARCH = """\
 base: {extends: quickstart}
 space:
@@ -46,16 +69,17 @@ Undisturbed = Callable[..., Ended]
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """The command as it ends by itself, once."""
-    done: dict[tuple[str, ...], Ended] = {}
+    done: dict[tuple[object, ...], Ended] = {}
 
     def found(arguments: tuple[str, ...], serves: bool = False, **files: str) -> Ended:
-        if arguments not in done:
+        asked = (arguments, *files.items())
+        if asked not in done:
             folder = tmp_path_factory.mktemp("undisturbed")
             _write(folder, files)
             ended, number = carried_out(folder, arguments, serves)
             assert (wrong := what_is_wrong(ended, number)) is None, wrong
-            done[arguments] = ended
-        return done[arguments]
+            done[asked] = ended
+        return done[asked]
 
     return found
 
@@ -105,17 +129,19 @@ def test_run(tmp_path: Path, undisturbed: Undisturbed, name: str, seeds: range) 
     check_each(seeds, f"{HERE}::test_run -k {name}", case)
 
 
+@pytest.mark.parametrize("name", COMPARED)
 @blocks(quick=0, long=60, size=10)
-def test_compare(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
-    arguments = ("compare", "quickstart", "--systems", "ferry,stream-only", "--plots", "--output", "out")
+def test_compare(tmp_path: Path, undisturbed: Undisturbed, name: str, seeds: range) -> None:
+    systems, *scenario = COMPARED[name]
+    arguments = ("compare", *scenario, "--systems", systems, "--plots", "--output", "out")
     whole = undisturbed(arguments)
 
     def case(seed: int) -> str | None:
         ended, wrong = cut(seed, tmp_path / str(seed), arguments, whole)
-        wrongs = (wrong, *(of_a_run(ended, whole, ended.out / system) for system in ("ferry", "stream-only")))
+        wrongs = (wrong, *(of_a_run(ended, whole, ended.out / system) for system in systems.split(",")))
         return next(filter(None, wrongs), None)
 
-    check_each(seeds, f"{HERE}::test_compare", case)
+    check_each(seeds, f"{HERE}::test_compare -k {name}", case)
 
 
 @blocks(quick=0, long=60, size=10)
@@ -140,6 +166,40 @@ def test_report(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
 @blocks(quick=1, long=60, size=1)
 def test_sweep(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> None:
     check_each(seeds, f"{HERE}::test_sweep", lambda seed: gone_on_with(seed, tmp_path, undisturbed, "sweep", STUDY))
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@blocks(quick=0, long=60, size=10)
+def test_other_sweeps(tmp_path: Path, undisturbed: Undisturbed, name: str, seeds: range) -> None:
+    case = lambda seed: gone_on_with(seed, tmp_path, undisturbed, "sweep", STUDIES[name])  # noqa: E731
+    check_each(seeds, f"{HERE}::test_other_sweeps -k {name}", case)
+
+
+@pytest.mark.parametrize("more", [("--quick",), ()], ids=["quick", "refined"])
+@blocks(quick=0, long=30, size=10)
+def test_advise(tmp_path: Path, undisturbed: Undisturbed, more: tuple[str, ...], seeds: range) -> None:
+    arguments = (*ADVISE, *more, "--output", "out")
+    whole = undisturbed(arguments)
+
+    def case(seed: int) -> str | None:
+        ended, wrong = cut(seed, tmp_path / str(seed), arguments, whole)
+        return wrong or of_advice(ended, whole)
+
+    check_each(seeds, f"{HERE}::test_advise -k {'quick' if more else 'refined'}", case)
+
+
+def of_advice(ended: Ended, whole: Ended) -> str | None:
+    """What is wrong with the folder of an answer: of one that was given all is there, and what was done of its study
+    is as in an undisturbed one."""
+    found, full = contents(ended.out), contents(whole.out)
+    given = ended.code == 0 or "the best so far" in ended.said
+    if given and (missing := {"scenario.yaml", "advice.json", "report.html"} - found.keys()):
+        return f"an answer without {missing}: {ended.said}"
+    if ended.code == 0 and found != full:
+        return f"other files: {[name for name in found | full if found.get(name) != full.get(name)]}"
+    if "advice.json" in found:
+        json.loads(found["advice.json"])
+    return None
 
 
 @blocks(quick=0, long=60, size=10)
