@@ -1,6 +1,7 @@
 """The turns of a session workload: drawn from its description, or read from a recording."""
 
 import math
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -53,7 +54,12 @@ def _drawn(workload: SessionSpec, seed: int) -> Turns:
     sizes, ids, conversations = generator(Source.LENGTHS, seed, 3), BlockIds(), count()
     block, users = workload.block or USUAL_BLOCK, min(workload.at_once, workload.turns)
     contexts = [_around(sizes, workload.context, workload.spread) for _ in range(workload.contexts)]
-    documents = [_document(workload, block, ids, n, workload.beginning + one) for n, one in enumerate(contexts)]
+
+    @cache
+    def document(source: int) -> tuple[int, ...]:
+        """Named when it is asked about: of many contexts few ever are."""
+        return _document(workload, block, ids, source, workload.beginning + contexts[source])
+
     streams: list[Stream] = []
     for user in range(users):
         rng, turns = generator(Source.SESSIONS, seed, user), list[Turn]()
@@ -61,8 +67,10 @@ def _drawn(workload: SessionSpec, seed: int) -> Turns:
         while len(turns) < wanted:
             source = _popular(rng, workload)
             known = workload.beginning + contexts[source]
-            asked = _conversation(workload, block, rng, ids, documents[source], known, next(conversations), source)
-            turns += asked[: wanted - len(turns)]
+            left = wanted - len(turns)
+            turns += _conversation(
+                workload, block, rng, ids, document(source), known, next(conversations), source, left
+            )
         streams.append(tuple(turns))
     return Turns(tuple(streams), block)
 
@@ -76,9 +84,11 @@ def _conversation(
     known: int,
     conversation: int,
     source: int,
+    most: int,
 ) -> list[Turn]:
+    """As many turns as it has, or `most`."""
     chain, found = document, list[Turn]()
-    while not found or rng.random() * workload.turns_each >= 1:
+    while not found or (len(found) < most and rng.random() * workload.turns_each >= 1):
         question = _around(rng, workload.question, workload.spread_of("question"))
         output = _around(rng, workload.output, workload.spread_of("output"))
         prompt = known + question
