@@ -10,7 +10,7 @@ from kvferry.advice.question import Limit, Question
 from kvferry.advice.trial import Trial, tried
 from kvferry.analysis.metrics import metrics_for
 from kvferry.api.scenario import load
-from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.run import run_whole
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_model
 from kvferry.specs import human
@@ -141,7 +141,7 @@ def _fits(question: Question, **changed: object) -> bool:
         budget = [f"budget.memory={question.memory}"] if question.memory else []
         scenario = load(described, [*budget, *question.plain_settings])
         scenario = load(scenario, {**_ONE_TURN, "workload.context": min(1024, scenario.session.workload.context)})
-        return run_scenario(scenario).outcome == "done" and leanest is not None
+        return run_whole(scenario).outcome == "done" and leanest is not None
     except InputError:
         return False
 
@@ -176,7 +176,7 @@ def _weights_elsewhere(question: Question) -> list[str]:
         try:
             asked = {**described, "name": "elsewhere", "system": "vllm", "workload": workload, "budget": budget}
             scenario = load(asked, [one for one in question.plain_settings if not one.startswith("workload.")])
-            figures = metrics_for(scenario, run_scenario(scenario))
+            figures = metrics_for(scenario, run_whole(scenario))
         except InputError:
             continue
         if "decode_tokens_per_s" in figures:

@@ -10,7 +10,7 @@ from kvferry.analysis.metrics import metrics_for
 from kvferry.codecs.sizes import measured
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
 from kvferry.pipelines.loading.systems import SYSTEMS
-from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.run import run_whole
 from kvferry.sessions.as_batch import as_batch
 from kvferry.specs import human
 from kvferry.specs.errors import InputError
@@ -62,7 +62,7 @@ def _attended(question: Question, scenario: Scenario, composition: Composition) 
     batch = as_batch(scenario, composition.decode, longest.prompt, _FEW_TOKENS)
     decode = scenario.policies["decode"].parameters if "decode" in scenario.policies else {}
     try:
-        figures = metrics_for(batch, run_scenario(batch, system=composition.decoding.with_policies(decode)))
+        figures = metrics_for(batch, run_whole(batch, system=composition.decoding.with_policies(decode)))
     except InputError:
         yield "attends to a part of the tokens"
         return

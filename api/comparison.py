@@ -319,16 +319,19 @@ def compare(
         scenario = comparable(scenario, systems, settings, seed=seed, equal_tokens=equal_tokens)
     check_runs(scenario.scenario, runs)
     carried = carry_out(scenario.under, runs, watch, say)
-    under, asked = scenario.under, intervals and carried.interrupted is None
-    results = {
-        name: Result(under[name], of_system, sureness=sureness_of(under[name], of_system[0], watch) if asked else None)
-        for name, of_system in carried.runs.items()
-    }
+    results, interrupted = dict[str, Result](), carried.interrupted is not None
+    for name, of_system in carried.runs.items():
+        under, sureness = scenario.under[name], None
+        try:
+            sureness = sureness_of(under, of_system[0], watch) if intervals and not interrupted else None
+        except KeyboardInterrupt:
+            interrupted = True
+        results[name] = Result(under, of_system, sureness=sureness)
     return Comparison(
         scenario.scenario,
         results,
         {**scenario.unable, **carried.failed},
         scenario.left_out,
-        carried.interrupted is not None,
+        interrupted,
         scenario.without_effect,
     )

@@ -35,7 +35,7 @@ _OF_RATE = {"throughput_tokens_per_s", "seconds_per_token"}
 
 def sureness_of(scenario: Scenario, run: Run, watch: Watch) -> Sureness | None:
     """Carries a finished run of the modelled world out again where something is a little different, and says what its
-    figures come to. None for a real run, and one that did not finish."""
+    figures come to. None for a real run, and one that did not finish. Raises KeyboardInterrupt."""
     if scenario.backend != "sim" or run.outcome != "done":
         return None
     return _Again(scenario, metrics_for(scenario, run), watch).sureness()
@@ -208,10 +208,10 @@ class _Again:
 
     def _run(self, scenario: Scenario, what: str) -> Metrics | None:
         """The figures of a run that finishes."""
-        from kvferry.pipelines.run import run_scenario
+        from kvferry.pipelines.run import run_whole
 
         with self._watch(f"{scenario.name}: {scenario.system}, how sure: {what}") as progress:
-            run = run_scenario(scenario, progress)
+            run = run_whole(scenario, progress)
         return metrics_for(scenario, run) if run.outcome == "done" else None
 
     def _of_decoding(self, key: str) -> bool:

@@ -220,7 +220,10 @@ def run(
     carried = carry_out({loaded.system: loaded}, runs, watch, say, keep_going=False)
     finished = carried.runs.get(loaded.system, [])
     if carried.interrupted is None:
-        sureness = sureness_of(loaded, finished[0], watch) if intervals else None
+        try:
+            sureness = sureness_of(loaded, finished[0], watch) if intervals else None
+        except KeyboardInterrupt:
+            return Result(loaded, finished, "the run without its intervals", left_out=left_out)
         return Result(loaded, finished, sureness=sureness, left_out=left_out)
     kept = f"{len(finished)} of {runs} runs" if runs > 1 else carried.interrupted.why
     if finished or carried.interrupted.requests:

@@ -8,7 +8,7 @@ from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.repeats import Metrics
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.tuned import grouped
-from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.run import run_whole
 from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.decode.solutions import Solutions
 from kvferry.policies.decode.tuner import Solution
@@ -64,7 +64,7 @@ def checked(scenario: Scenario, found: Solutions) -> tuple[Solutions, Check | No
     selector = replace(system.roles.selector, selected_tokens=limits.selected_tokens)
     own = replace(system, roles=replace(system.roles, selector=selector))
     try:
-        runs = [run_scenario(described, system=one) for one in (grouped(system, solution.grouping), own)]
+        runs = [run_whole(described, system=one) for one in (grouped(system, solution.grouping), own)]
     except InputError:
         return found, None
     if any(run.outcome != "done" for run in runs):

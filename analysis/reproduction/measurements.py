@@ -21,7 +21,7 @@ from kvferry.pipelines.loading.stage import price_s
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.loading.workload import Requests
 from kvferry.pipelines.record import Assisted
-from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.run import run_whole
 from kvferry.policies.decode.scored_keys import LowRankKeys
 from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.loading.greedy import greedy_plan
@@ -188,7 +188,7 @@ def update_reads(scenario: Scenario) -> Figures:
 def ttft_decrease(scenario: Scenario) -> Figures:
     """By how much a cloud's help brings forward a device's own first token, per cent of what the device takes by
     itself: the mean over the same requests (P/D-Device Fig. 7a)."""
-    helped, alone = (run_scenario(scenario.under(system)).assisted for system in (scenario.system, "device-only"))
+    helped, alone = (run_whole(scenario.under(system)).assisted for system in (scenario.system, "device-only"))
     assert helped is not None and alone is not None
     # Requests begin in the same order: a device's next waits for the one before, which differs; arrivals do not.
     ttft_s = [_by_arrival(one.columns["own_first_s"] - one.columns["began_s"], one) for one in (helped, alone)]
@@ -251,7 +251,7 @@ def _with_200_tokens(scenario: Scenario) -> Scenario:
 
 def _served_per_s(scenario: Scenario) -> tuple[float, float]:
     """A cloud's requests per second, and how many requests it has let down."""
-    assisted = run_scenario(scenario).assisted
+    assisted = run_whole(scenario).assisted
     assert assisted is not None
     return assisted.cloud["cloud_throughput_requests_per_s"], float(assisted.columns["lost"].sum())
 

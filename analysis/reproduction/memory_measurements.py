@@ -10,7 +10,7 @@ from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.record import Run
-from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.run import run_whole
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.request import Request
@@ -56,7 +56,7 @@ def drop_at_threshold(scenario: Scenario) -> Figures:
 
 def choosing_share(scenario: Scenario) -> Figures:
     """Of the time of decoding, what goes into choosing KV and bringing it, in percent, where layers wait for both."""
-    decoded = run_scenario(scenario).decoded
+    decoded = run_whole(scenario).decoded
     if decoded is None or decoded.half is None:
         raise KvferryError("needs workload.decoded, less than workload.output")
     half, end = decoded.half, decoded.end
@@ -73,7 +73,7 @@ def _with(scenario: Scenario, **changes: object) -> Scenario:
 
 
 def _run_at(scenario: Scenario, tokens: int) -> Run:
-    run = run_scenario(_with(scenario, context=tokens))
+    run = run_whole(_with(scenario, context=tokens))
     if run.outcome != "done":
         raise KvferryError(f"with a prompt of {tokens:,} tokens: {run.outcome}, {run.why}")
     return run

@@ -12,7 +12,7 @@ from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.reproduction.measured_rates import measured_rates, named_by_case
 from kvferry.analysis.reproduction.paper import PrintedCell, load_paper
 from kvferry.analysis.style import MARKERS, SERIES
-from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.run import run_whole
 from kvferry.scenarios.loader import load_scenario
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def rates_of(device: str) -> Iterator[Cell]:
         for case, rate in named_by_case(rates).items():
             cell = PrintedCell.model_validate(rate.cell(name, case, experiment.systems[0]))
             scenario = load_scenario("decode", rate.overrides())
-            ours = metrics_for(scenario, run_scenario(scenario))[cell.metric]
+            ours = metrics_for(scenario, run_whole(scenario))[cell.metric]
             key = {"device": device, "engine": rate.engine, "experiment": name, "fitted": bool(rate.fitted)}
             yield {**key, "paper": cell.value, "ours": ours, "relative_error": cell.error(ours)}
 

@@ -14,7 +14,7 @@ from kvferry.analysis.reproduction.paper import ExperimentSpec, Paper
 from kvferry.analysis.sweep import run_points
 from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
-from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.run import run_whole
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
@@ -22,7 +22,7 @@ from kvferry.specs.scenario import Scenario
 
 def run_in_flight(scenario: Scenario) -> Run:
     """The scenario's run, its energy without what the idle device draws while no request is in flight."""
-    run = run_scenario(scenario)
+    run = run_whole(scenario)
     device = scenario.device
     idle_w = {"base": device.base_w, "network": device.network.idle_w}
     idle_w |= {name: processor.idle_w for name, processor in device.processors.items()}

@@ -12,7 +12,7 @@ import numpy as np
 from kvferry.analysis import style
 from kvferry.analysis.style import BLUE, GREY, INK, VERMILION
 from kvferry.pipelines.record import Run
-from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.run import run_whole
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.sustained import THROTTLED_SHARE, Rates, SeriesSpec, load_series
@@ -63,7 +63,7 @@ def beside_ours(name: str, spec: SeriesSpec, measured: Rates) -> dict[str, Any]:
     throttles and its joules per token, measured and ours, and both courses as lists."""
     lasting_s = measured.piece_s * len(measured.per_s)
     # At the measured rate, and a quarter more, as ours may be faster.
-    run = run_scenario(scenario_of(spec, math.ceil(1.25 * measured.per_s.mean() * lasting_s)))
+    run = run_whole(scenario_of(spec, math.ceil(1.25 * measured.per_s.mean() * lasting_s)))
     assert run.duration_s >= lasting_s, f"{name}: {run.duration_s:.0f} s are run"
     ours = rates_of(run, measured.piece_s, len(measured.per_s))
     tokens = sum(len(request.token_times_s) for request in run.requests)

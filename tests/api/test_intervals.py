@@ -1,6 +1,7 @@
 """How sure a run's figures are: of a decode step that only reads, by hand; and which figures have no interval."""
 
 import json
+from itertools import count
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import kvferry.api.intervals as api
 from kvferry.analysis.reproduction.left_out import Spread
 from kvferry.api.comparison import compare
 from kvferry.api.result import Result, run
+from kvferry.pipelines import run as pipelines
+from kvferry.pipelines.record import Run
 from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
 
 # Reading alone: no launches, no arithmetic that takes time; half of the bandwidth is reached.
 READING: dict[str, Any] = changed(
@@ -173,3 +177,35 @@ def test_where_storage_takes_most_of_the_time_nothing_is_sure(known: dict[str, S
     assert found.intervals == {}
     assert found.envelope["evidence"]["not_known"]["storage"].endswith("it takes more than half of the time")
     assert "decoding" not in found.envelope["evidence"]
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the third run: of the first one, and what says how sure it is, half."""
+    runs, really = count(), pipelines.run_scenario
+
+    def run_scenario(*asked: Any, **more: Any) -> Run:
+        return really(*asked, **more) if next(runs) < 2 else Run(outcome="interrupted", why="0 of 1 requests")
+
+    monkeypatch.setattr(pipelines, "run_scenario", run_scenario)
+
+
+@pytest.mark.usefixtures("cut")
+def test_an_interval_of_which_half_was_run_is_none_and_the_run_is_kept() -> None:
+    found = run("offload", ["workload.output=4"])
+    assert (found.outcome, found.sureness, found.interrupted) == ("done", None, "the run without its intervals")
+    assert "intervals" not in found.envelope
+
+
+def test_a_comparison_keeps_what_was_run_before_its_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Scenario]()
+
+    def sureness_of(scenario: Scenario, *_: Any) -> None:
+        asked.append(scenario)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvferry.api.comparison.sureness_of", sureness_of)
+    found = compare("offload", ["vllm", "full-flash"], ["workload.output=4"])
+    assert found.interrupted and list(found.results) == ["vllm", "full-flash"]
+    assert [one.sureness for one in found.results.values()] == [None, None]
+    assert len(asked) == 1

@@ -111,9 +111,15 @@ def of_a_run(ended: Ended, whole: Ended, out: Path) -> str | None:
     data = {name for name in full if not name.startswith("plots/")}
     if not found.keys() >= data:
         return f"metrics without {data - found.keys()}"
-    if json.loads(found["metrics.json"])["outcome"] == "interrupted":
+    metrics = json.loads(found["metrics.json"])
+    if metrics["outcome"] == "interrupted":
         return None
     other = [name for name, content in found.items() if content != full.get(name)]
+    if "intervals" not in metrics and ended.code != 0:
+        # The run is whole; what says how sure it is was not.
+        whole_metrics = json.loads(full["metrics.json"])
+        if metrics == {key: whole_metrics[key] for key in metrics}:
+            other = [name for name in other if name != "metrics.json"]
     return f"other files than an undisturbed run's: {other}" if other else None
 
 

@@ -15,7 +15,7 @@ from kvferry.api import schedule as schedules
 from kvferry.api.schedule import compare_schedules
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import Run
-from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.run import run_scenario, run_whole
 from kvferry.policies.loading.milp import MilpResult, milp_plan
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
@@ -319,6 +319,17 @@ def test_interrupted_runs_keep_what_was_finished(monkeypatch: pytest.MonkeyPatch
     run = run_scenario(small("workload.requests=5"), stop_after_two)
     assert (run.outcome, run.why) == ("interrupted", "2 of 5 requests")
     assert len(run.requests) == 2
+
+
+def test_of_several_runs_none_is_half_a_run() -> None:
+    def stop_after_two(done: int, of: int) -> None:
+        if done >= 2:
+            raise KeyboardInterrupt
+
+    asked = small("workload.requests=5")
+    assert len(run_whole(asked).requests) == 5
+    with pytest.raises(KeyboardInterrupt):
+        run_whole(asked, stop_after_two)
 
 
 def test_schedules_are_of_a_conversations_first_question() -> None:
