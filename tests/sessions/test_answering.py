@@ -10,6 +10,7 @@ from tiny import tiny
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import OutputHead, PrefillLayer
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.attention_kernel import FLASH
 from kvferry.sessions import answering
 from kvferry.sessions.answering import (
@@ -193,3 +194,13 @@ def test_kv_on_flash_in_groups_takes_what_its_groups_take() -> None:
     assert stage.flash_bytes(100 * group) == 100 * rows * plan.layout.stride_bytes
     # The last plan is kept.
     assert stage._some_plan is plan
+
+
+@pytest.mark.parametrize("system", ["on-flash", "kvswap-on-flash"])
+@pytest.mark.parametrize("decoded", ["null", "4"])
+def test_every_token_of_an_answer_comes_once(system: str, decoded: str) -> None:
+    run = run_scenario(scenario(f"system={system}", f"workload.decoded={decoded}"))
+    assert run.sessions is not None, run.why
+    for request in run.requests:
+        times_s = list(request.token_times_s)
+        assert len(times_s) == 11 and times_s == sorted(set(times_s))
