@@ -45,6 +45,8 @@ from kvferry.specs.version import VERSION
 
 # A signal that was lost is sent again after this long.
 _AGAIN_S = 0.05
+# Signals that were raised as an exception, which may be lost on its way.
+_came: set[int] = set()
 
 app = typer.Typer(
     add_completion=False,
@@ -123,6 +125,7 @@ def main() -> None:
         sys.exit(1)
     # SIGTERM becomes an exception, so that temporary files are removed on the way out.
     if threading.current_thread() is threading.main_thread():
+        _came.clear()
         signal.signal(signal.SIGTERM, _terminate)
         sys.unraisablehook = _send_again
     _leave(_exit_code("--debug" in sys.argv))
@@ -146,6 +149,7 @@ def _leave(code: int) -> None:
 
 
 def _terminate(number: int, frame: object) -> None:
+    _came.add(number)
     raise Terminated(128 + number)
 
 
@@ -178,6 +182,9 @@ def _exit_code(debug: bool) -> int:
         return 1
     except Exception as error:
         stopped = _stopped_by(error)
+        if stopped is None and _came and not isinstance(error, KvferryError):
+            # Compiled code, as matplotlib's, makes an error of its own of an exception that a signal raises in it.
+            stopped = 128 + signal.SIGTERM
         return _told(error, debug) if stopped is None else stopped
 
 

@@ -594,6 +594,30 @@ def test_a_signal_ends_the_command_wherever_it_comes(name: str, code: int, progr
     assert (ended.returncode, ended.stderr) == (code, "")
 
 
+SWALLOWED = """
+    import signal, sys, time
+    from kvferry.cli import main as command
+
+    def work(prog_name):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(0.01)
+        except BaseException:
+            pass
+        raise ValueError("Invalid affine transformation matrix")
+
+    command.app = work
+    sys.argv = ["kvferry"]
+    command.main()
+"""
+
+
+def test_an_error_that_compiled_code_makes_of_a_signal_is_the_signal() -> None:
+    command = [sys.executable, "-c", textwrap.dedent(SWALLOWED)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (143, "")
+
+
 @pytest.mark.parametrize("command", [("models",), ("report",), ("serve",), ("calibrate", "--model")])
 def test_a_name_that_is_too_long_for_a_file(call: Call, command: tuple[str, ...]) -> None:
     code, out, err = call(*command, "x" * 256)
