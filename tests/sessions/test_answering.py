@@ -141,6 +141,8 @@ def test_decoded_tokens_lie_in_the_middle_of_an_answer() -> None:
     # Of 100 steps 4: 50 - 3 + 0.04 are skipped before them.
     sampling = Sampling(101, 5)
     assert (sampling.steps, sampling.skipped) == (5, 47)
+    # Of 101, 47.54.
+    assert Sampling(102, 5).skipped == 48
     assert (Sampling(101, None).steps, Sampling(101, None).skipped) == (101, 0)
     assert Sampling(1, 5).steps == 1
 
@@ -164,6 +166,7 @@ def test_what_a_load_has_brought_is_held_until_it_is_written() -> None:
     stage = in_blocks()
     assert stage.works_on == "flash"
     bare = stage.memory_bytes(Ask(number=0, prompt=1100, output=11, known=0))
+    assert stage.file_bytes(Ask(number=0, prompt=1100, output=11, known=0)) >= 1100 * TOKEN_BYTES / 2
     # 300 of the 700 known tokens are not on flash.
     loaded = stage.memory_bytes(Ask(number=0, prompt=1100, output=11, known=700, stored=400))
     assert loaded - bare == pytest.approx(300 * TOKEN_BYTES)
@@ -204,3 +207,12 @@ def test_every_token_of_an_answer_comes_once(system: str, decoded: str) -> None:
     for request in run.requests:
         times_s = list(request.token_times_s)
         assert len(times_s) == 11 and times_s == sorted(set(times_s))
+
+
+def test_what_is_decoded_stands_for_all_steps_as_they_grow() -> None:
+    whole, outlined = (
+        run_scenario(scenario("system=in-memory", "workload.output=401", f"workload.decoded={decoded}"))
+        for decoded in ("null", "5")
+    )
+    lasted_s = [run.requests[0].token_times_s[-1] - run.requests[0].token_times_s[0] for run in (whole, outlined)]
+    assert lasted_s[1] == pytest.approx(lasted_s[0], rel=1e-5)
