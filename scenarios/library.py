@@ -1,6 +1,7 @@
 """Where named things lie: the bundled scenarios, devices, storage devices and models, and the user's own files."""
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 from kvferry.specs.document import regular_file
@@ -16,10 +17,16 @@ _NOT_SCENARIOS = ("devices", "engines", "models", "runtimes", "storage", "studie
 
 def names(kind: str) -> list[str]:
     """The bundled names of a kind (scenario, device, storage, model, runtime), sorted."""
+    return list(_bundled(kind))
+
+
+@lru_cache(maxsize=32)
+def _bundled(kind: str) -> tuple[str, ...]:
+    # A sweep asks for each name of each point, and walking the folders takes longer than reading what is named.
     if kind != "scenario":
-        return sorted(path.stem for path in _folder(kind).glob("*.yaml"))
+        return tuple(sorted(path.stem for path in _folder(kind).glob("*.yaml")))
     paths = [path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.glob("**/*.yaml")]
-    return sorted(path.as_posix() for path in paths if path.parts[0] not in _NOT_SCENARIOS)
+    return tuple(sorted(path.as_posix() for path in paths if path.parts[0] not in _NOT_SCENARIOS))
 
 
 def looks_like_a_path(reference: str) -> bool:

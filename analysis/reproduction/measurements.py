@@ -271,6 +271,8 @@ MEASUREMENTS: dict[str, Callable[[Scenario], Figures]] = {
     "drop_at_threshold": drop_at_threshold,
     "choosing_share": choosing_share,
 }
+# Measurements of wall time, which others at work on the machine would disturb.
+OF_WALL_TIME = frozenset({"solver_times"})
 
 
 def _estimate(scenario: Scenario) -> Callable[[Any], Any]:

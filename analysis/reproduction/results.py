@@ -1,22 +1,28 @@
 """A paper's experiments carried out: every case under every system, with its figures."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from kvferry.analysis.code_version import code_version
+from kvferry.analysis.executors.choice import InProcess, executor_for
+from kvferry.analysis.journal import Row
 from kvferry.analysis.metrics import finish_s
 from kvferry.analysis.occupancy import union
-from kvferry.analysis.reproduction.measurements import MEASUREMENTS
+from kvferry.analysis.point import Point, Work
+from kvferry.analysis.reproduction.measurements import MEASUREMENTS, OF_WALL_TIME
 from kvferry.analysis.reproduction.paper import ExperimentSpec, Paper
 from kvferry.analysis.sweep import run_points
 from kvferry.machine.span import Span
+from kvferry.pipelines.plugins import take_up, used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_whole
 from kvferry.scenarios.loader import load_scenario
-from kvferry.specs.errors import pick
+from kvferry.specs.errors import KvferryError, pick
 from kvferry.specs.scenario import Scenario
 
 
@@ -98,11 +104,45 @@ def carry_out(
     for (key, _), (_, row) in zip(simulated, table.iterrows(), strict=True):
         rows[key].append({str(name): value for name, value in row.items() if value == value and value is not None})
     of = len({*table["key"]}) + len(measured)
-    for n, (key, point) in enumerate(measured, start=1):
-        take = pick("measurement", MEASUREMENTS, paper.experiments[key.experiment].by)
-        rows[key].append({"outcome": "done", **take(point)})
+    for n, (key, figures) in enumerate(_measured(paper, measured, workers), start=1):
+        rows[key].append({"outcome": "done", **figures})
         progress(of - len(measured) + n, of)
     return Results(scenarios, rows)
+
+
+def _measured(
+    paper: Paper, points: Sequence[tuple[Key, Scenario]], workers: int | None
+) -> Iterator[tuple[Key, Mapping[str, Any]]]:
+    """Yields what is measured of each point, in their order within a measurement: on all cores, but for measurements of
+    wall time, which have the machine to themselves."""
+    by_measurement: dict[str, list[tuple[Key, Scenario]]] = {}
+    for key, scenario in points:
+        by_measurement.setdefault(paper.experiments[key.experiment].by, []).append((key, scenario))
+    for name, of_it in by_measurement.items():
+        pick("measurement", MEASUREMENTS, name)
+        where = InProcess() if name in OF_WALL_TIME else executor_for(None, workers)
+        tasks = [Point.of(scenario, str(n)) for n, (_, scenario) in enumerate(of_it)]
+        found: dict[int, Mapping[str, Any]] = {}
+        with (
+            where,
+            closing(where.rows(tasks, Measuring(run_scenario, code_version(), used(), measurement=name))) as rows,
+        ):
+            for row in rows:
+                if row.get("outcome") == "failed":
+                    raise KvferryError(f"{name} of {of_it[int(row['key'])][0].case}: {row['why']}")
+                found[int(row["key"])] = {figure: value for figure, value in row.items() if figure != "key"}
+        yield from ((key, found[n]) for n, (key, _) in enumerate(of_it))
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring(Work):
+    """The work of taking a measurement, by its name, of a point's scenario: a row of its figures. Errors are raised."""
+
+    measurement: str = ""
+
+    def __call__(self, point: Point) -> Row:
+        take_up(self.plugins)
+        return {"key": point.key, **MEASUREMENTS[self.measurement](point.scenario())}
 
 
 def _with_seed(scenario: Scenario, seed: int | None) -> Scenario:

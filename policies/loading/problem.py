@@ -6,6 +6,7 @@ A column (t, c) is computed from layer 0 upwards: its depth is the number of lay
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -43,19 +44,20 @@ class LoadProblem:
         """``read_bytes``, infinite throughout where nothing lies on local storage."""
         return np.full(self.compute_s.shape, np.inf) if self.read_bytes is None else self.read_bytes
 
-    @property
+    # Asked for again and again, once per unit at least.
+    @cached_property
     def token_chunks(self) -> int:
         return self.compute_s.shape[0]
 
-    @property
+    @cached_property
     def layers(self) -> int:
         return self.compute_s.shape[1]
 
-    @property
+    @cached_property
     def columns_per_chunk(self) -> int:
         return self.compute_s.shape[2]
 
-    @property
+    @cached_property
     def units(self) -> int:
         return self.compute_s.size
 

@@ -273,6 +273,16 @@ def test_every_experiment_is_run_with_every_seed(papers: Path, tmp_path: Path) -
     assert left[0] == 1
 
 
+def test_measurements_are_taken_on_all_cores_and_each_finds_its_run(papers: Path, tmp_path: Path) -> None:
+    paper = with_seeds(papers, ("    cases: {only: {}}", "    cases: {long: {}, short: {workload.context: 1024}}"))
+    alone, pooled = (carry_out(paper, tmp_path / str(n), workers=n) for n in (1, 2))
+    assert pooled.rows == alone.rows
+    for key, scenario in scenarios_of(paper).items():
+        if key.experiment == "shares":
+            found = [path_shares(scenario.model_copy(update={"seed": seed})) for seed in (1, 2, 3)]
+            assert pooled.rows[key] == [{"outcome": "done", **figures} for figures in found]
+
+
 def test_an_experiment_that_sets_its_seed_keeps_it(papers: Path) -> None:
     paper = with_seeds(papers, ("{workload.context: 2048}", "{workload.context: 2048, seed: 9}"))
     assert paper.seeds_of("main") == (None,)
