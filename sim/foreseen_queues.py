@@ -1,8 +1,11 @@
-"""When work ends that a processor and a storage do one by one, by arithmetic, where nothing else slows them."""
+"""When work ends that a processor and a storage do one by one, by arithmetic, where nothing else slows them: as the
+storage slows the processor, or as each slows the other."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvferry.sim.processor import Processor
+from kvferry.sim.slowing_queues import Piece, SlowingQueues
 from kvferry.sim.storage_curve import CurveStorage
 
 
@@ -78,3 +81,56 @@ class ForeseenQueues:
         for begin, end in self._busy:
             self._storage.busy.add(begin, min(end, now))
         self._busy = [one for one in self._busy if one[1] > now]
+
+
+class TogetherQueues:
+    """The same where the processor slows the storage as well: what ends when is known once all is handed over.
+    ``beside``: the processor's speed while the storage works, ``reads_beside``: the storage's while the processor
+    does."""
+
+    def __init__(self, processor: Processor, storage: CurveStorage, beside: float, reads_beside: float) -> None:
+        self._processor, self._storage = processor, storage
+        speeds = {"processor": {"storage": beside}, "storage": {"processor": reads_beside}}
+        self._queues = SlowingQueues(speeds)
+        # What is not on record yet, with its label and bytes.
+        self._handed_over: list[tuple[Piece, str, float]] = []
+
+    def begin(self, now_s: float) -> None:
+        """What comes next begins no earlier."""
+        self._queues.now_s = max(self._queues.now_s, now_s)
+
+    def op(self, label: str, after: Iterable[Piece], cost_s: float, n_bytes: float) -> Piece:
+        """Hands over an op that costs so much besides its dispatch."""
+        return self._keep(Piece("processor", cost_s, after, fixed_s=self._processor.dispatch_s), label, n_bytes)
+
+    def batch(self, label: str, after: Iterable[Piece], took_s: float, n_bytes: float) -> Piece:
+        """Hands over a batch of reads or writes that takes so long by itself."""
+        lane = label if self._storage.spec.duplex == "full" else "both"
+        return self._keep(Piece("storage", took_s, after, lane=lane), label, n_bytes)
+
+    def _keep(self, piece: Piece, label: str, n_bytes: float) -> Piece:
+        self._handed_over.append((self._queues.hand_over(piece), label, n_bytes))
+        return piece
+
+    def work_off(self, last: Piece) -> float:
+        """When this ends."""
+        return self._queues.work_off(last)
+
+    def record(self, now: float) -> None:
+        """Put on record what is over, in the order of the ends."""
+        over = [
+            (piece.end_s, piece.start_s, label, n_bytes, piece.queue == "storage")
+            for piece, label, n_bytes in self._handed_over
+            if piece.start_s is not None and piece.end_s is not None
+        ]
+        for end_s, start_s, label, n_bytes, on_storage in sorted(over):
+            (self._storage if on_storage else self._processor).record(label, start_s, end_s, n_bytes)
+        # What is under way has been so until now.
+        busy = [
+            (piece.start_s, now if piece.end_s is None else piece.end_s)
+            for piece, _, _ in self._handed_over
+            if piece.queue == "storage" and piece.start_s is not None
+        ]
+        for start_s, end_s in sorted(busy):
+            self._storage.busy.add(start_s, end_s)
+        self._handed_over = [one for one in self._handed_over if one[0].end_s is None]

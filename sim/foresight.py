@@ -15,10 +15,12 @@ from kvferry.sim.storage_curve import CurveStorage
 class Foresight:
     """``answer(op)``: what an op will be answered, asked in the order of a run. ``chosen(step)``: int32[layers, batch,
     heads, k], the answers of a step's Select ops; None: they depend on what becomes of the steps before. ``beside``:
-    the processor's speed (up to 1) while the storage works; nothing else slows either of them."""
+    the processor's speed (up to 1) while the storage works, ``reads_beside``: the storage's while the processor works;
+    nothing else slows either of them."""
 
     answer: Callable[[Op], Answer | None]
     chosen: Callable[[int], np.ndarray] | None
     processor: Processor
     storage: CurveStorage
     beside: float
+    reads_beside: float = 1.0

@@ -38,6 +38,12 @@ class Pace:
         self._speed = speed
         self._plan()
 
+    def stop(self) -> float:
+        """Gives up the work; what is left of it, in seconds at full speed."""
+        self.respeed(self._speed)
+        self._alarm.clear()
+        return self._left_s
+
     def finish_s(self, from_s: float, work_s: float) -> float:
         """When this many seconds of work at full speed are done, background load considered."""
         return from_s + work_s if self._available is None else self._available.finish_s(from_s, work_s)

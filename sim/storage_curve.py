@@ -10,8 +10,9 @@ import simpy
 from kvferry.machine.ops import Extents
 from kvferry.machine.span import Tell
 from kvferry.machine.work_queue import TimedWork
-from kvferry.sim.alarm import Alarm
+from kvferry.sim.contention import Contention
 from kvferry.sim.flash_curve import FlashCurve
+from kvferry.sim.pace import Pace
 from kvferry.sim.storage import Batch, Storage, blocks_in_part, commands_of, map_miss_s
 from kvferry.specs.storage import CurveRow, StorageSpec
 
@@ -126,9 +127,12 @@ class CurveStorage(Storage):
     The queue model has both.
     """
 
-    def __init__(self, env: simpy.Environment, spec: StorageSpec, tell: Tell) -> None:
+    def __init__(
+        self, env: simpy.Environment, spec: StorageSpec, tell: Tell, contention: Contention | None = None
+    ) -> None:
         directions = [_Direction(env, self._done) for _ in range(2 if spec.duplex == "full" else 1)]
         super().__init__(env, spec, tell, servers=len(directions))
+        self._contention = contention if contention and contention.tell(self.resource, self._beside) else None
         self.curves = StorageCurves(spec)
         self._reading, self._writing = directions[0], directions[-1]
 
@@ -140,7 +144,16 @@ class CurveStorage(Storage):
         direction = self._direction(batch)
         direction.batch = batch
         batch.nominal_s = self._seconds(batch.offsets, batch.lengths, batch.writes)
-        direction.alarm.set(now + batch.nominal_s, now)
+        direction.pace.begin(batch.nominal_s, now, self._speed())
+
+    def _speed(self) -> float:
+        return 1.0 if self._contention is None else self._contention.speed(self.resource)
+
+    def _beside(self) -> None:
+        """Another path has begun or ended its work."""
+        for direction in {self._reading, self._writing}:
+            if direction.batch is not None:
+                direction.pace.respeed(self._speed())
 
     def seconds(self, extents: Extents, writes: bool = False) -> float:
         """What a batch that comes next takes."""
@@ -172,9 +185,10 @@ class CurveStorage(Storage):
             return super().withdraw(work)
         assert batch.start_s is not None
         direction.batch = None
-        direction.alarm.clear()
+        left_s = direction.pace.stop()
+        done_s = self.env.now - batch.start_s if self._contention is None else batch.nominal_s - left_s
         # The rest is not moved, and the span does not count it.
-        batch.n_bytes *= (self.env.now - batch.start_s) / batch.nominal_s if batch.nominal_s else 1.0
+        batch.n_bytes *= done_s / batch.nominal_s if batch.nominal_s else 1.0
         self._end(batch)
         return batch.n_bytes
 
@@ -194,7 +208,7 @@ class _Direction:
 
     def __init__(self, env: simpy.Environment, done: "Callable[[_Direction], None]") -> None:
         self.batch: Batch | None = None
-        self.alarm = Alarm(env, lambda _: done(self))
+        self.pace = Pace(env, None, lambda: done(self))
 
 
 def _curve(spec: StorageSpec, writes: bool) -> AnyCurve:

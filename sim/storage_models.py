@@ -5,6 +5,7 @@ from collections.abc import Callable
 import simpy
 
 from kvferry.machine.span import Tell
+from kvferry.sim.contention import Contention
 from kvferry.sim.storage import Storage
 from kvferry.sim.storage_curve import CurveStorage
 from kvferry.sim.storage_queue import QueueStorage
@@ -16,6 +17,8 @@ STORAGE_MODELS: dict[str, Callable[[simpy.Environment, StorageSpec, Tell], Stora
 }
 
 
-def storage_of(env: simpy.Environment, spec: StorageSpec, tell: Tell) -> Storage:
-    """The device that a profile describes, by the model that it names."""
+def storage_of(env: simpy.Environment, spec: StorageSpec, tell: Tell, contention: Contention | None = None) -> Storage:
+    """The device that a profile describes, by the model that it names. `contention` slows a curve alone."""
+    if spec.model == "curve":
+        return CurveStorage(env, spec, tell, contention)
     return STORAGE_MODELS[spec.model](env, spec, tell)

@@ -9,11 +9,9 @@ from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.engine import EngineSpec, Kernel, Share, with_engine
 from kvferry.specs.heat import BatterySpec, HeatSpec
 from kvferry.specs.power_mode import PowerModeSpec, in_power_mode
-from kvferry.specs.storage import StorageSpec
+from kvferry.specs.storage import Slowdown, StorageSpec
 from kvferry.specs.units import Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
-# How many times as long something takes.
-Slowdown = Annotated[float, Field(ge=1, le=1000)]
 # Share of a machine's cores that others may keep busy while it is measured.
 QUIET_SHARE = 0.3
 
@@ -55,6 +53,10 @@ class ProcessorSpec(Spec):
     # look at every layer; whole steps and prefill are captured or long enough to hide it. This and the two below are
     # there where they were measured on the device; where none of them is, a runtime says them (specs/runtime.py).
     eager_layer_s: Seconds | None = None
+    # Kernels of such a layer take this many times as long as in a captured step, and at least the time in which they
+    # are launched one by one: a floor, since what the host does meanwhile hides behind longer ones.
+    eager_slowdown: Slowdown = 1.0
+    eager_floor_s: Seconds = 0.0
     # The host's time per sequence and token where KV lies in pages: page tables, scheduling.
     sequence_s: Seconds = 0.0
     # The host's bookkeeping of KV on storage: per KV block (group, token or chunk) that a layer selects, and on top
@@ -277,6 +279,17 @@ class DeviceSpec(Spec):
         """Whether ops of the main processor were measured on the device, as ``kvferry calibrate`` does. Otherwise the
         profile is what data sheets and papers say: its times are estimates, and bounds made from it prove nothing."""
         return self.processors[self.main].measured is not None
+
+    def slowdown_at(self, link_bytes_per_s: float = 0.0) -> dict[str, dict[str, float]]:
+        """How paths slow each other beside a link of this mean rate: as `contention` says, and storage as much as it
+        slows the main processor, where its profile says that it goes both ways."""
+        if self.contention is None:
+            return {}
+        slowdown = self.contention.at(link_bytes_per_s)
+        beside = slowdown.get(self.main, {}).get("storage", 1.0)
+        if self.storage is not None and self.storage.slowed_by_computing and beside > 1:
+            slowdown["storage"] = {self.main: beside}
+        return slowdown
 
     @property
     def has_runtime(self) -> bool:

@@ -3,7 +3,8 @@
 from pydantic import Field
 
 from kvferry.specs.base import Spec
-from kvferry.specs.device import ContentionSpec, DeviceSpec, Slowdown
+from kvferry.specs.device import ContentionSpec, DeviceSpec
+from kvferry.specs.storage import Slowdown
 from kvferry.specs.units import Clock, Count, Seconds
 
 
@@ -17,6 +18,9 @@ class RuntimeSpec(Spec):
     name: str
     # Launching a layer of decoding kernel by kernel, beyond the device's own `layer_s`.
     layer_s: Seconds = 0.0
+    # How many times as long the kernels of such a layer take as in a captured step, and what they take at least.
+    kernel_slowdown: Slowdown = 1.0
+    floor_s: Seconds = 0.0
     # Bookkeeping of KV blocks: per block (group, token or chunk) that a layer selects, and on top of it per slot of
     # the reuse buffer that the block is looked for in.
     block_s: Seconds = 0.0
@@ -44,19 +48,21 @@ class RuntimeSpec(Spec):
     def on(self, device: DeviceSpec) -> "RuntimeSpec":
         """The same runtime with the times that it takes on a device."""
         scale = self.scale(device)
-        times = {key: scale * getattr(self, key) for key in ("layer_s", "block_s", "slot_s")}
+        times = {key: scale * getattr(self, key) for key in ("layer_s", "floor_s", "block_s", "slot_s")}
         return self.model_copy(update=times)
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """All that makes a run slower, each number the better the smaller."""
-        return (self.layer_s, self.block_s, self.slot_s, self.storage_slowdown)
+        """All that makes a run slower, each number the better the smaller: of a layer what a small one takes."""
+        layer_s = self.layer_s + self.floor_s
+        return (layer_s, self.kernel_slowdown, self.block_s, self.slot_s, self.storage_slowdown)
 
     def laid_over(self, device: DeviceSpec) -> DeviceSpec:
         """The device with what this runtime takes on its main processor."""
         own, main = self.on(device), device.processors[device.main]
         times = {"eager_layer_s": own.layer_s, "block_s": own.block_s, "slot_s": own.slot_s}
-        main = main.model_copy(update={**times, "most_slots": self.most_slots})
+        eager = {"eager_floor_s": own.floor_s, "eager_slowdown": self.kernel_slowdown}
+        main = main.model_copy(update={**times, **eager, "most_slots": self.most_slots})
         changed: dict[str, object] = {"processors": {**device.processors, device.main: main}}
         slowdown = {} if device.contention is None else device.contention.slowdown
         if self.storage_slowdown > 1 and "storage" not in slowdown.get(device.main, {}):

@@ -1,11 +1,14 @@
 """Flash storage: measured bandwidth, or the parts that bandwidth comes from."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.units import Bytes, BytesPerS, Count, Seconds, Watts
+
+# How many times as long something takes.
+Slowdown = Annotated[float, Field(ge=1, le=1000)]
 
 
 class CurveRow(Spec):
@@ -97,6 +100,8 @@ class StorageSpec(Spec):
     queue_depth: Count = Field(default=32, ge=1, le=1024)
     # half: one direction at a time.
     duplex: Literal["half", "full"] = "half"
+    # Computing slows its commands as many times as they slow computing, by the device's `contention`.
+    slowed_by_computing: bool = Field(default=False, strict=True)
     map: MapSpec | None = None
     # Its capacity; None: never full.
     capacity_bytes: Bytes | None = Field(default=None, gt=0)

@@ -103,9 +103,9 @@ class SimMachine:
         # What fetches come over, and messages to it.
         self.link = None if self.access is None else self.access.down
         mean_bytes_per_s = 0.0 if self.link is None else self.link.trace.mean()
-        slowdown = device.contention.at(mean_bytes_per_s) if device.contention else {}
+        slowdown = device.slowdown_at(mean_bytes_per_s)
         contention = Contention(slowdown) if device.contention else None
-        self._slowdown, self._loaded = slowdown.get(device.main, {}), bool(load)
+        self._slowdown, self._loaded = slowdown, bool(load)
         bus = MemoryBus(memory.bytes_per_s) if memory.unified else None
         self.heat = None if device.heat is None else Heat(device.heat, self._drawn_j)
         self.processors = {
@@ -130,7 +130,7 @@ class SimMachine:
             if memory.copy_bytes_per_s is None
             else CopyQueue(self.env, memory.copy_bytes_per_s, memory.copy_latency_s, tell, contention=contention)
         )
-        self.storage = _storage(self.env, device.storage, tell, mapped)
+        self.storage = _storage(self.env, device.storage, tell, mapped, contention)
         if contention is not None:
             for path in (*self.processors.values(), self.decompressor, self._copies, self.storage):
                 if path is not None:
@@ -181,7 +181,11 @@ class SimMachine:
         if stream is None and self._clusters is None:
             return None
         chosen = stream.at if isinstance(stream, CriticalTokens) else None
-        return Foresight(self._answer, chosen, self._main, self.storage, 1 / self._slowdown.get("storage", 1.0))
+        main = self.device.main
+        beside, reads_beside = (
+            1 / self._slowdown.get(path, {}).get(other, 1.0) for path, other in ((main, "storage"), ("storage", main))
+        )
+        return Foresight(self._answer, chosen, self._main, self.storage, beside, reads_beside)
 
     def answering(self, parts: "Answers") -> "SimMachine":
         """Returns the same machine to one who has answers of their own to ops that choose."""
@@ -295,12 +299,16 @@ class SimMachine:
 
 
 def _storage(
-    env: simpy.Environment, spec: StorageSpec | None, tell: Tell, mapped: tuple[float, float] | None
+    env: simpy.Environment,
+    spec: StorageSpec | None,
+    tell: Tell,
+    mapped: tuple[float, float] | None,
+    contention: Contention | None,
 ) -> Storage | PagedStorage | None:
     if spec is None:
         return None
     if mapped is None:
-        return storage_of(env, spec, tell)
+        return storage_of(env, spec, tell, contention)
     file_bytes, most_bytes = mapped
     return PagedStorage(env, spec, tell, file_bytes=file_bytes, most_bytes=most_bytes)
 

@@ -61,12 +61,17 @@ class Delays:
         memory = device.memory
         # Bytes per second and latency; on unified memory there is nothing to copy.
         self._copies = (memory.copy_bytes_per_s or math.inf, memory.copy_latency_s if memory.copy_bytes_per_s else 0.0)
-        slowdown = device.contention.slowdown.get(device.main, {}) if device.contention else {}
+        slowdowns = device.slowdown_at()
+        slowdown = slowdowns.get(device.main, {})
         # The share of compute beside another queue that is not lost.
         slowed: dict[Queue, str] = {"storage": "storage", "writes": "storage", "copies": "copy"}
         self._beside: dict[Queue, float] = {
             queue: 1 / slowdown[path] for queue, path in slowed.items() if path in slowdown
         }
+        # The share of storage's speed beside the processor.
+        reads_slowed = slowdowns.get("storage", {}).get(device.main, 1.0)
+        by_processor: tuple[Queue, ...] = ("storage", "writes") if reads_slowed > 1 else ()
+        self._beside_processor: dict[Queue, float] = dict.fromkeys(by_processor, 1 / reads_slowed)
         # Tuning asks again and again for the same.
         self.op_s = lru_cache(maxsize=1 << 14)(self._op_s)
         self._leg_s = lru_cache(maxsize=1 << 14)(self._leg_without_cache_s)
@@ -76,7 +81,7 @@ class Delays:
         blocks that the reuse buffer holds."""
         table = _step_table(plan.roles, _BLOCKS)
         parts = self._parts(table, plan, reuse_rate, (tier,) * _BLOCKS)
-        times = table.times(parts, self._beside).stages
+        times = self._times(table, parts).stages
         first, second = (max(times[n][1] for n in worked) for worked in _middle(plan.roles))
         io_s, moved = sum(part.seconds for part in parts[table.last_move]), times[table.last_move]
         took_s = moved[1] - moved[0]
@@ -88,12 +93,12 @@ class Delays:
         after prefill."""
         table = _step_table(plan.roles, plan.model.layers)
         parts = self._parts(table, plan, reuse_rate, plan.tiers)
-        return table.times(parts, self._beside).stages[-1][1]
+        return self._times(table, parts).stages[-1][1]
 
     def prefill_s(self, plan: DecodePlan) -> float:
         """Returns seconds until the prompts of all sequences have been computed and their KV lies where it belongs."""
         table = _prefill_table(plan.roles, plan.model.layers)
-        times = table.times(self._parts(table, plan, 0.0, plan.tiers), self._beside)
+        times = self._times(table, self._parts(table, plan, 0.0, plan.tiers))
         return max(end for _, end in times.stages)
 
     def token_times_s(self, plan: DecodePlan, tokens: int, reuse_rate: float = 0.0) -> list[float]:
@@ -153,7 +158,16 @@ class Delays:
                 parts = _Prices(self, plan, to).move(plan.rows, plan.row_bytes, source, to)
                 arriving[layer] = _queued(parts, ends)
         table = _step_table(plan.roles, plan.model.layers)
-        return table.times(self._parts(table, plan, reuse_rate, tiers), self._beside, ends, arriving)
+        return self._times(table, self._parts(table, plan, reuse_rate, tiers), ends, arriving)
+
+    def _times(
+        self,
+        table: Timetable,
+        parts: Sequence[Parts],
+        free: Mapping[Queue, float] | None = None,
+        arriving: Mapping[int, float] | None = None,
+    ) -> Times:
+        return table.times(parts, self._beside, free, arriving, self._beside_processor)
 
     def _written(self, plan: DecodePlan, tiers: tuple[Tier, ...], free: Mapping[Queue, float]) -> dict[Queue, float]:
         """Returns when each queue is free again, once the KV blocks that a step has completed are written."""

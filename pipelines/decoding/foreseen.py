@@ -19,8 +19,9 @@ from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.selector import Selector
 from kvferry.policies.decode.upkeep import Learned
-from kvferry.sim.foreseen_queues import ForeseenQueues
+from kvferry.sim.foreseen_queues import ForeseenQueues, TogetherQueues
 from kvferry.sim.foresight import Foresight
+from kvferry.sim.slowing_queues import Piece
 
 # Stages whose ops depend on nothing but how much there is.
 _KINDS = {"select", "look_up", "bring", "rebuild", "attend", "feed_forward", "next_token"}
@@ -64,16 +65,24 @@ class ForeseenSteps:
         place = {stage.key: n for n, stage in enumerate(stages)}
         self._stages = [(s.kind, s.layer, [place[key] for key in s.after], s.awaited) for s in stages]
         self._kinds = {stage.kind for stage in stages}
-        self._queues = ForeseenQueues(foresight.processor, foresight.storage, foresight.beside)
+        both = foresight.processor, foresight.storage, foresight.beside
+        self._queues = ForeseenQueues(*both)
+        self._together = None if foresight.reads_beside == 1 else TogetherQueues(*both, foresight.reads_beside)
 
     def step(self) -> Generator[simpy.Event, None, None]:
         """Returns a SimPy process of one step: it waits for its end, when all that is over is on record."""
-        now, plan, storage = self._now, self._plan, self._seen.storage
+        env = self._now.machine.env
+        queues = self._queues if self._together is None else self._together
+        yield at(env, self._ends_s() if self._together is None else self._ends_together_s(self._together))
+        queues.record(env.now)
+
+    def _ends_s(self) -> float:
+        """Returns when the step ends, stage by stage."""
         found = self._look_up()
         read_s, read_bytes = self._reads(found)
         costs = self._costs(found)
-        env, ends = now.machine.env, list[float]()
-        handed_over = env.now
+        ends = list[float]()
+        handed_over = self._now.machine.env.now
         for kind, layer, after, awaited in self._stages:
             begin = handed_over
             for n in after:
@@ -86,13 +95,39 @@ class ForeseenSteps:
             ends.append(end)
             if awaited:
                 handed_over = end
-        update = now.kept.append(Learned(()))
-        if update is not None:
-            assert update.written is not None, "clusters are not foreseen"
-            written = Extents(*update.written(np.arange(plan.model.layers)))
-            self._queues.batch("Write", ends[-1], storage.seconds(written, writes=True), written.n_bytes)
-        yield at(env, ends[-1])
-        self._queues.record(env.now)
+        if (written := self._written()) is not None:
+            self._queues.batch("Write", ends[-1], *written)
+        return ends[-1]
+
+    def _ends_together_s(self, queues: TogetherQueues) -> float:
+        """Returns the same where computing slows reads: all stages are handed over before any of them ends."""
+        found = self._look_up()
+        read_s, read_bytes = self._reads(found)
+        costs = self._costs(found)
+        pieces, awaited_last = list[Piece](), list[Piece]()
+        queues.begin(self._now.machine.env.now)
+        for kind, layer, after, awaited in self._stages:
+            before = [*awaited_last, *(pieces[n] for n in after)]
+            if kind == "bring":
+                piece = queues.batch("Read", before, read_s[layer], read_bytes[layer])
+            else:
+                label, duration_s, n_bytes = costs[kind]
+                piece = queues.op(label, before, duration_s, n_bytes)
+            pieces.append(piece)
+            if awaited:
+                awaited_last = [piece]
+        if (written := self._written()) is not None:
+            queues.batch("Write", pieces[-1:], *written)
+        return queues.work_off(pieces[-1])
+
+    def _written(self) -> tuple[float, int] | None:
+        """Returns seconds and bytes of what the step has completed and is written behind it."""
+        update = self._now.kept.append(Learned(()))
+        if update is None:
+            return None
+        assert update.written is not None, "clusters are not foreseen"
+        written = Extents(*update.written(np.arange(self._plan.model.layers)))
+        return self._seen.storage.seconds(written, writes=True), written.n_bytes
 
     def _look_up(self) -> Lookup:
         """Looks up, for all layers together, what a step selects."""

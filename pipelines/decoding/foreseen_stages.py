@@ -25,7 +25,7 @@ from kvferry.specs.tier import Tier
 def foreseeable_by_stages(plan: DecodePlan, foresight: Foresight) -> bool:
     """Returns whether steps of this plan can be worked out stage by stage: all KV lies on storage throughout, and no
     work slows down because of work handed over after it."""
-    return foresight.beside == 1 and {*plan.tiers, *plan.last_tiers} == {"storage"}
+    return foresight.beside == foresight.reads_beside == 1 and {*plan.tiers, *plan.last_tiers} == {"storage"}
 
 
 class ForeseenTicket(Ticket):

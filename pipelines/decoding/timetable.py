@@ -6,6 +6,7 @@ from typing import NamedTuple
 from kvferry.pipelines.decoding.prices import Parts, Queue
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.policies.decode.stages import Stages
+from kvferry.sim.slowing_queues import Piece, SlowingQueues
 
 # When something begins and ends.
 Interval = tuple[float, float]
@@ -46,13 +47,17 @@ class Timetable:
         beside: Mapping[Queue, float],
         free: Mapping[Queue, float] | None = None,
         arriving: Mapping[int, float] | None = None,
+        beside_processor: Mapping[Queue, float] | None = None,
     ) -> Times:
         """Returns when each stage begins and ends, by the parts of each.
 
         Every queue works through its parts in order; beside another queue, the processor gets on at the speed `beside`
         (up to 1, of several the product). `free`: when a queue has ended what it was given before. `arriving`: when
-        what moves a layer's KV to another tier ends; the layer's own move comes after it.
+        what moves a layer's KV to another tier ends; the layer's own move comes after it. `beside_processor`: queues
+        that the processor slows, and to what speed.
         """
+        if beside_processor:
+            return self._together(parts, beside, free or {}, arriving or {}, beside_processor)
         times: list[Interval] = []
         ends = dict(free or {})
         # Work that slows the processor, by queue, in order of time.
@@ -79,6 +84,38 @@ class Timetable:
             if awaited:
                 handed_over = end
         return Times(times, ends)
+
+    def _together(
+        self,
+        parts: Sequence[Parts],
+        beside: Mapping[Queue, float],
+        free: Mapping[Queue, float],
+        arriving: Mapping[int, float],
+        beside_processor: Mapping[Queue, float],
+    ) -> Times:
+        """Times the same where queues slow each other, so that a part's end depends on parts behind it in the list."""
+        speeds: dict[str, dict[str, float]] = {q: {"processor": speed} for q, speed in beside_processor.items()}
+        queues = SlowingQueues(speeds | {"processor": {str(queue): speed for queue, speed in beside.items()}})
+        # The last piece that a queue is given ends last.
+        last = {queue: queues.hand_over(Piece(queue, end_s)) for queue, end_s in free.items()}
+        handed_over: tuple[Piece, ...] = ()
+        stages: list[list[Piece]] = []
+        for n, (stage_parts, (moves, after, awaited)) in enumerate(zip(parts, self._steps, strict=True)):
+            due_s = 0.0 if moves is None else arriving.get(moves, 0.0)
+            waits = (*handed_over, *(stages[one][-1] for one in after))
+            pieces: list[Piece] = []
+            for queue, seconds in stage_parts:
+                last[queue] = queues.hand_over(Piece(queue, seconds, waits, not_before_s=due_s))
+                pieces.append(last[queue])
+                waits = (last[queue],)
+            # One without parts is a moment in a queue of its own.
+            stages.append(pieces or [queues.hand_over(Piece(f"nothing {n}", 0.0, waits, not_before_s=due_s))])
+            if awaited:
+                handed_over = (stages[n][-1],)
+        for piece in [*last.values(), *(piece for pieces in stages for piece in pieces)]:
+            queues.work_off(piece)
+        ends = {queue: queues.work_off(piece) for queue, piece in last.items()}
+        return Times([(pieces[0].start_s or 0.0, queues.work_off(pieces[-1])) for pieces in stages], ends)
 
 
 def idle_s(during: Interval, work: Iterable[Interval]) -> float:

@@ -45,7 +45,7 @@ class Roofline:
         op = self.compiled(op)
         seconds, n_bytes = self.price(self.arithmetic(op))
         beside_s = rule_of(type(op)).beside_s(self._processor, op)
-        return Cost(max(self.fixed_s(op) + seconds, beside_s), n_bytes)
+        return Cost(max(self.fixed_s(op) + self._launched_s(op, seconds), beside_s), n_bytes)
 
     def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
         """Seconds of each op that the arrays in `op` describe, broadcast; equal to ``cost`` one by one.
@@ -54,7 +54,18 @@ class Roofline:
         """
         op = self.compiled(op)
         beside_s = rule_of(type(op)).beside_s(self._processor, op)
-        return np.maximum(self.fixed_s(op) + self.price_arrays(self.arithmetic(op)), beside_s)
+        return np.maximum(self.fixed_s(op) + self._launched_s(op, self.price_arrays(self.arithmetic(op))), beside_s)
+
+    def _launched_s(self, op: Op, kernels_s: Any) -> Any:
+        """What kernels take that would take so long in a captured step: launched one by one, no less than that."""
+        rule = rule_of(type(op))
+        if not rule.eager(op):
+            return kernels_s
+        kernels_s = self._processor.eager_slowdown * kernels_s
+        floor_s = self._processor.eager_floor_s * rule.passes(self.arithmetic)
+        return (
+            kernels_s if not floor_s else (np.maximum if isinstance(kernels_s, np.ndarray) else max)(kernels_s, floor_s)
+        )
 
     def fixed_s(self, op: Op) -> Any:
         """Time outside of kernels: the fixed cost of each layer that the op runs through, launched kernel by kernel or

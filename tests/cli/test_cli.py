@@ -118,7 +118,7 @@ def test_devices_show_each_figure_beside_its_source(call: Call) -> None:
 def test_runtimes_show_what_software_takes_and_where_that_was_fitted(call: Call) -> None:
     _, out, _ = call("runtimes")
     line = next(line for line in out.splitlines() if "kvswap-prototype" in line)
-    assert "1.45 ms" in line
+    assert "at least 3.80 ms" in line
     assert "jetson-agx-orin-kvswap" in line
     assert "fitted on KVSwap Tab. 4" in call("runtimes", "kvswap-prototype")[1]
     assert json.loads(call("runtimes", "ideal", "--json")[1])["runtimes"][0]["layer_s"] == "0 s"

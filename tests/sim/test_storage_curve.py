@@ -6,9 +6,11 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvferry.machine.busy import Busy
 from kvferry.machine.ops import Extents
 from kvferry.machine.span import Span
 from kvferry.machine.ticket import Cancelled, Ticket
+from kvferry.sim.contention import Contention
 from kvferry.sim.storage import Storage, blocks_in_part, commands_of, merged
 from kvferry.sim.storage_curve import Curve, CurveStorage, StorageCurves
 from kvferry.specs.storage import CurveRow, MapSpec, StorageSpec
@@ -32,14 +34,33 @@ def apart(*lengths: int) -> Extents:
 
 
 class World:
-    def __init__(self, spec: StorageSpec) -> None:
+    def __init__(self, spec: StorageSpec, contention: Contention | None = None) -> None:
         self.env = simpy.Environment()
         self.spans: list[Span] = []
-        self.storage: Storage = CurveStorage(self.env, spec, self.spans.append)
+        self.storage: Storage = CurveStorage(self.env, spec, self.spans.append, contention)
 
     def ends_s(self, *tickets: Ticket) -> list[float | None]:
         self.env.run()
         return [ticket.end_s for ticket in tickets]
+
+
+def test_computing_slows_commands_while_it_lasts() -> None:
+    contention, computing = Contention({"storage": {"gpu": 2.0}}), Busy()
+    contention.watch("gpu", computing)
+    world = World(spec(read=(), bytes_per_s=1e6), contention)
+    read, given_up = (world.storage.read(Extents([0], [n_bytes])) for n_bytes in (4 * KB, 10 * KB))
+    # 4 ms: 1 ms alone, 2 ms for one more, and 2 ms alone; of the next 1 ms alone, and 2 ms for one more.
+    world.env.run(until=1e-3)
+    computing.begin(world.env.now)
+    world.env.run(until=3e-3)
+    computing.end(world.env.now)
+    world.env.run(until=6e-3)
+    assert read.end_s == pytest.approx(5e-3)
+    computing.begin(world.env.now)
+    world.env.run(until=8e-3)
+    assert given_up.cancel()
+    world.env.run()
+    assert [span.n_bytes for span in world.spans] == pytest.approx([4 * KB, 2 * KB])
 
 
 def test_one_command_takes_what_was_measured() -> None:

@@ -102,6 +102,9 @@ def figures(run: Run, scenario: Scenario) -> Mapping[str, float]:
         ("device.storage=emmc", "policies.upkeep=none"),
         ("device.storage=nvme", "policies.reuse=false", "workload.decoded=null"),
         ("device.contention=null", "device.storage.duplex=half"),
+        ("device.storage=emmc", "device.storage.slowed_by_computing=true"),
+        ("device.storage=nvme", "device.storage.slowed_by_computing=true", "system=shadowkv"),
+        ("device.storage.slowed_by_computing=true", "device.storage.duplex=half", "policies.reuse=false"),
     ],
 )
 def test_they_are_equal(settings: tuple[str, ...], foreseen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

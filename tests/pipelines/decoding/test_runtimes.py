@@ -43,6 +43,9 @@ def test_times_are_scaled_by_the_clocks_of_both_hosts_by_hand() -> None:
     assert (main.eager_layer_s, main.block_s, main.slot_s) == (2.0, 1.0, 0.25)
     assert laid.contention is not None
     assert laid.contention.slowdown == {"gpu": {"storage": 3.0}}
+    floor = BY_HAND.model_copy(update={"floor_s": 10.0, "kernel_slowdown": 1.5}).laid_over(device)
+    main = floor.processors[floor.main]
+    assert (main.eager_floor_s, main.eager_slowdown) == (5.0, 1.5)
     there = device.model_copy(update={"name": "here"})
     assert BY_HAND.on(there) == BY_HAND, "as measured where it was measured"
     unknown = device.model_copy(update={"host_clock_hz": None})
@@ -131,8 +134,8 @@ def test_a_dearer_runtime_is_never_faster(layer: float, block: float, slot: floa
 def test_the_runtime_counts_among_what_a_run_depends_on() -> None:
     named = kvswap(runtime="ideal")
     assert load_scenario(dump_scenario(named)) == named
-    own = load_scenario(dump_scenario(kvswap()) | {"runtime": {"extends": "kvswap-prototype", "layer_s": "1 ms"}})
+    own = load_scenario(dump_scenario(kvswap()) | {"runtime": {"extends": "kvswap-prototype", "floor_s": "1 ms"}})
     assert own.runtime is not None
-    assert own.runtime.sources["layer_s"] == "given in (mapping)"
+    assert own.runtime.sources["floor_s"] == "given in (mapping)"
     with pytest.raises(InputError, match=r"unknown runtime 'idael'.*ideal"):
         kvswap(runtime="idael")

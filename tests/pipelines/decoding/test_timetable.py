@@ -41,6 +41,20 @@ def test_reads_slow_computing_by_hand() -> None:
     assert (found["attend 0"], found["feed_forward 0"], found["next_token 0"]) == (22, 28, 40)
 
 
+def test_reads_and_computing_slow_each_other_by_hand() -> None:
+    # Layer 0's 7 s and layer 1's read begin at 16; both are half as fast until 30, when 3 s of reading are left.
+    # Layer 1 computes from 33 to 40.
+    found = ends("kvswap", 2, beside=0.5, beside_processor={"storage": 0.5})
+    assert (found["feed_forward 0"], found["bring 1"], found["next_token 0"]) == (30, 33, 45)
+
+
+def test_queues_that_slow_nothing_are_timed_alike() -> None:
+    copied = {"moves": COPIED, "arriving": {1: 40.0}, "free": {"storage": 2.0}}
+    for system in ("kvswap", "flexgen", "shadowkv"):
+        together = ends(system, 3, beside_processor={"storage": 1.0}, **copied)
+        assert together == pytest.approx(ends(system, 3, **copied))
+
+
 def test_own_queries_by_hand() -> None:
     # 3 + 10 + 7 per layer.
     assert ends("kvswap", 2, ahead=False)["next_token 0"] == 45

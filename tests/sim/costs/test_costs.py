@@ -115,6 +115,21 @@ def test_the_host_takes_its_time_per_sequence_in_pages_and_per_layer_that_was_no
     assert host.fixed_s(RestOfLayer(2, captured=True)) == 0.5
 
 
+def test_kernels_launched_one_by_one_are_slower_and_launching_is_a_floor_by_hand() -> None:
+    seconds = Roofline(processor(), MODEL).cost(FeedForward(2)).duration_s
+    for floor_s, expected in ((1.0, 1.5 * seconds), (2 * seconds, 2 * seconds)):
+        one_by_one = Roofline(processor(eager_slowdown=1.5, eager_floor_s=floor_s, layer_s=0.5), MODEL)
+        assert one_by_one.cost(FeedForward(2)).duration_s == pytest.approx(0.5 + expected)
+        assert one_by_one.durations_s(FeedForward(2)) == pytest.approx(0.5 + expected)
+        assert one_by_one.cost(FeedForward(2, captured=True)).duration_s == pytest.approx(0.5 + seconds)
+        # What is no layer is not launched by itself, and a step goes through all of its layers.
+        plain = Roofline(processor(), MODEL)
+        assert one_by_one.cost(OutputHead(2)) == plain.cost(OutputHead(2))
+        step = DecodeStep(2, 7, kernel=FLASH)
+        kernels_s = 1.5 * plain.cost(step).duration_s
+        assert one_by_one.cost(step).duration_s == pytest.approx(3 * 0.5 + max(3 * floor_s, kernels_s))
+
+
 def test_top_k_goes_through_a_score_per_group_and_row() -> None:
     ranks = Roofline(processor(topk_per_s=10.0), MODEL)
     # 3 sequences x 2 heads x 7 groups; one row for all heads.
