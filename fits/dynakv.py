@@ -3,6 +3,8 @@
 python fits/dynakv.py grid tmp/grid.csv      # simulate every cell with every combination of numbers, LEVELS
 python fits/dynakv.py fit tmp/grid.csv       # between them: the numbers that fit best, and every cell
 python fits/dynakv.py leave-out tmp/grid.csv # the same without some lengths or a model, errors on those left out
+python fits/dynakv.py slopes tmp/slopes.csv  # simulate every cell as the profile is, and with each number a step away
+python fits/dynakv.py each-out tmp/slopes.csv # the fit without each cell and each model, by these slopes
 
 Free are numbers of the hardware, see LEVELS, and none of a system or workload. Clusters change alike whatever the
 hardware, so that a cell's latency is a smooth function of few numbers: its logarithm is interpolated, by parabolas in
@@ -23,6 +25,7 @@ from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 
+Numbers = tuple[float, ...]
 PRINTED = Path(__file__).resolve().parents[1] / "analysis/papers/dynakv/latency.csv"
 MODELS = {"Qwen2.5-1.5B": "qwen2.5-1.5b", "Llama3.2-3B": "llama-3.2-3b"}
 # Keys of the scenario, and the values between which is interpolated.
@@ -32,10 +35,12 @@ LEVELS: dict[str, tuple[float, ...]] = {
     "device.storage.queue.host_bytes_per_s": (120e6, 240e6, 480e6),
 }
 UNITS = {"device.storage.queue.host_s": "s", "device.storage.queue.host_bytes_per_s": "B/s"}
+# What they are in the profile, and one step away: a tenth of the runs of the grid.
+PROFILE: Numbers = (0.32, 5e-6, 240e6)
+STEPS: Numbers = (0.4, 10e-6, 180e6)
 # Points of the search along each number, and half of a printed digit, in s.
 FINENESS = 61
 HALF_DIGIT_S = 0.05e-3
-Numbers = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -163,15 +168,61 @@ def read_grid(path: Path) -> np.ndarray:
     return np.array(seconds).reshape(len(cells()), *(len(levels) for levels in LEVELS.values()))
 
 
+def write_slopes(path: Path, settings: Sequence[str], workers: int) -> None:
+    """Keeps the seconds of each cell as they are found."""
+    points = [PROFILE, *((*PROFILE[:n], step, *PROFILE[n + 1 :]) for n, step in enumerate(STEPS))]
+    asked = [(cell, numbers) for cell in sorted(cells(), key=lambda cell: cell.length) for numbers in points]
+    found = Parallel(n_jobs=workers, return_as="generator")(
+        delayed(simulated_s)(cell, numbers, settings) for cell, numbers in asked
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", buffering=1) as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["model", "length", *LEVELS, "seconds"])
+        for (cell, numbers), seconds in zip(asked, found, strict=True):
+            rows.writerow([cell.model, cell.length, *numbers, seconds])
+
+
+def each_out(everything: Sequence[Cell], path: Path) -> None:
+    """Fits without each cell, and without each model, by slopes: the logarithm of a cell's seconds is taken for linear
+    in those of the numbers, of which none moves further than to a half or the double."""
+    with path.open() as file:
+        seconds = {
+            (row["model"], int(row["length"]), *(float(row[key]) for key in LEVELS)): float(row["seconds"])
+            for row in csv.DictReader(file)
+        }
+    steps = np.log(np.array(STEPS) / np.array(PROFILE))
+    moved = [(*PROFILE[:n], step, *PROFILE[n + 1 :]) for n, step in enumerate(STEPS)]
+    log_s = np.log([seconds[cell.model, cell.length, *PROFILE] for cell in everything])
+    slopes = np.array([np.log([seconds[cell.model, cell.length, *one] for one in moved]) for cell in everything])
+    slopes = (slopes - log_s[:, None]) / steps
+    printed_s = np.array([cell.printed_s for cell in everything])
+    axes = [np.linspace(-np.log(2), np.log(2), 41)] * len(steps)
+    points = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])
+    at_s = np.exp(log_s[:, None] + slopes @ points)
+    single = {f"{cell.model} {cell.length}": (lambda one, cell=cell: one == cell) for cell in everything}
+    for what, left_out in {"nothing": lambda one: False, **single, **{m: of_model(m) for m in MODELS}}.items():
+        out = np.array([left_out(cell) for cell in everything])
+        place = best(printed_s[~out], at_s[~out])
+        numbers = ", ".join(f"{value:.3g}" for value in np.array(PROFILE) * np.exp(points[:, place]))
+        found = errors(printed_s, at_s[:, place])
+        there = ", ".join(f"{error:+.1%}" for error in found[out])
+        tell(f"without {what} ({numbers}), there {there or 'nothing'}; elsewhere", found[~out])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("grid", "fit", "leave-out"))
+    parser.add_argument("what", choices=("grid", "fit", "leave-out", "slopes", "each-out"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="settings", help="of the scenario, as kvferry's")
     parser.add_argument("--workers", type=int, default=2)
     chosen = parser.parse_args()
     if chosen.what == "grid":
         write_grid(chosen.file, chosen.settings, chosen.workers)
+    elif chosen.what == "slopes":
+        write_slopes(chosen.file, chosen.settings, chosen.workers)
+    elif chosen.what == "each-out":
+        each_out(cells(), chosen.file)
     else:
         (fit if chosen.what == "fit" else leave_out)(cells(), read_grid(chosen.file))
 

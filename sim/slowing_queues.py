@@ -28,6 +28,10 @@ class Piece:
         self.start_s: float | None = None
         self.end_s: float | None = None
 
+    def may_begin(self) -> bool:
+        """Whether all that it comes after has ended."""
+        return None not in [one.end_s for one in self.after]
+
 
 class SlowingQueues:
     """Queues that work through their pieces in order. ``speeds[queue][other]``: how fast (up to 1) a queue gets on
@@ -45,39 +49,47 @@ class SlowingQueues:
 
     def work_off(self, last: Piece) -> float:
         """Goes on until `last` has ended, and returns when. What else is under way then goes on with the next call."""
+        running = self._running
         while last.end_s is None:
             soonest_s = self._begin()
-            running = list(self._running.values())
-            busy = {piece.queue for piece in running}
-            speeds = [1.0 if piece.fixed_s else self._speed(piece.queue, busy) for piece in running]
-            needs = [(piece.fixed_s or piece.left_s) / speed for piece, speed in zip(running, speeds)]
-            passes = min(min(needs, default=inf), soonest_s - self.now_s)
-            assert passes < inf, "what is handed over waits for what is not"
-            self.now_s = soonest_s if passes == soonest_s - self.now_s else self.now_s + passes
-            for piece, speed, needed in zip(running, speeds, needs):
-                self._get_on(piece, speed, passes, done=needed <= passes)
+            passes_s, speeds = soonest_s - self.now_s, self._speeds_now()
+            for piece, speed in zip(running.values(), speeds):
+                needed_s = (piece.fixed_s or piece.left_s) / speed
+                if needed_s < passes_s:
+                    passes_s = needed_s
+            assert passes_s < inf, "what is handed over waits for what is not"
+            self.now_s += passes_s
+            for piece, speed in zip([*running.values()], speeds):
+                self._get_on(piece, speed, passes_s)
         return last.end_s
 
     def _begin(self) -> float:
         """Begins what can begin now, and returns when something may begin that waits for nothing but the time."""
-        soonest_s = inf
+        soonest_s, running = inf, self._running
         for waiting in self._waiting.values():
             while waiting:
                 piece = waiting[0]
-                if piece.lane in self._running or any(one.end_s is None for one in piece.after):
+                if piece.lane in running or not piece.may_begin():
                     break
                 if piece.not_before_s > self.now_s:
                     soonest_s = min(soonest_s, piece.not_before_s)
                     break
                 waiting.popleft()
                 piece.start_s = self.now_s
-                self._running[piece.lane] = piece
+                running[piece.lane] = piece
         return soonest_s
 
-    def _speed(self, queue: str, busy: set[str]) -> float:
-        return prod(speed for other, speed in self._speeds.get(queue, {}).items() if other in busy)
+    def _speeds_now(self) -> list[float]:
+        """How fast what is under way gets on, piece by piece."""
+        running = self._running.values()
+        busy = {piece.queue for piece in running}
+        return [1.0 if piece.fixed_s else self._speed(piece.queue, busy) for piece in running]
 
-    def _get_on(self, piece: Piece, speed: float, passes_s: float, *, done: bool) -> None:
+    def _speed(self, queue: str, busy: set[str]) -> float:
+        return prod([speed for other, speed in self._speeds.get(queue, {}).items() if other in busy])
+
+    def _get_on(self, piece: Piece, speed: float, passes_s: float) -> None:
+        done = (piece.fixed_s or piece.left_s) / speed <= passes_s
         if piece.fixed_s:
             piece.fixed_s = 0.0 if done else piece.fixed_s - passes_s
             if piece.fixed_s or piece.left_s:
