@@ -63,9 +63,7 @@ class Roofline:
             return kernels_s
         kernels_s = self._processor.eager_slowdown * kernels_s
         floor_s = self._processor.eager_floor_s * rule.passes(self.arithmetic)
-        return (
-            kernels_s if not floor_s else (np.maximum if isinstance(kernels_s, np.ndarray) else max)(kernels_s, floor_s)
-        )
+        return np.maximum(kernels_s, floor_s) if isinstance(kernels_s, np.ndarray) else max(kernels_s, floor_s)
 
     def fixed_s(self, op: Op) -> Any:
         """Time outside of kernels: the fixed cost of each layer that the op runs through, launched kernel by kernel or
