@@ -125,7 +125,7 @@ def _measured(
         found: dict[int, Mapping[str, Any]] = {}
         with (
             where,
-            closing(where.rows(tasks, Measuring(run_scenario, code_version(), used(), measurement=name))) as rows,
+            closing(where.rows(tasks, Measuring(run_whole, code_version(), used(), measurement=name))) as rows,
         ):
             for row in rows:
                 if row.get("outcome") == "failed":
