@@ -191,6 +191,7 @@ def each_out(everything: Sequence[Cell], path: Path) -> None:
             (row["model"], int(row["length"]), *(float(row[key]) for key in LEVELS)): float(row["seconds"])
             for row in csv.DictReader(file)
         }
+    everything = [cell for cell in everything if any((cell.model, cell.length) == known[:2] for known in seconds)]
     steps = np.log(np.array(STEPS) / np.array(PROFILE))
     moved = [(*PROFILE[:n], step, *PROFILE[n + 1 :]) for n, step in enumerate(STEPS)]
     log_s = np.log([seconds[cell.model, cell.length, *PROFILE] for cell in everything])
