@@ -19,6 +19,7 @@ from kvferry.analysis.sessions import turns_columns
 from kvferry.analysis.steps import steps_of
 from kvferry.analysis.tables import INTERVAL
 from kvferry.analysis.timeline import chrome_trace
+from kvferry.analysis.variants import VARIANT
 from kvferry.backends.world import Inputs
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.pipelines.workload import Progress
@@ -182,7 +183,7 @@ def _ranges(envelopes: Mapping[str, Envelope]) -> dict[str, dict[str, tuple[floa
 
 
 def _title(envelope: Envelope) -> str:
-    return f"{envelope['scenario']}: {envelope['system']}{_unmeasured(envelope)}"
+    return f"{envelope['scenario']}: {envelope.get(VARIANT, envelope['system'])}{_unmeasured(envelope)}"
 
 
 def _unmeasured(envelope: Envelope) -> str:

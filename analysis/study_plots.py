@@ -18,6 +18,7 @@ from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import render
 from kvferry.analysis.tables import full_rate
+from kvferry.analysis.variants import VARIANT
 from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -38,6 +39,8 @@ _DRAWN: dict[str, Callable[..., Any]] = {**PLOTS, "bar": bar, "stack": stack, "p
 # Of one plot, and the column that says which of them a row is in.
 MOST_PANELS = 9
 _PANEL = "panel"
+# Columns whose values bear the mark of lower quality.
+MARKED = ("system", VARIANT)
 _TOKENS = ("workload.context", "workload.question", "workload.output", "workload.chunk_tokens")
 
 
@@ -76,7 +79,7 @@ def draw_plots(
             _check_there(plot, frame)
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
             behind = _behind(plot, frame, rows, facet, axes, chance)
-            drawn.behind[name] = f"{behind}; {mark}" if mark and "system" in plot.columns.values() else behind
+            drawn.behind[name] = f"{behind}; {mark}" if mark and {*MARKED} & {*plot.columns.values()} else behind
             arguments = _arguments(plot, rows) | {"facet": facet, "note": drawn.behind[name]}
             arguments["title"] = (plot.title or about[0]) + about[1]
             if plot.kind == "pareto":
@@ -91,24 +94,25 @@ def draw_plots(
 
 
 def marked(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Returns the rows with the mark of lower quality behind each system that attends to a part of the tokens, or that
-    streamed clearly coarser KV than another, and what it means; "" where there is none."""
-    if "system" not in frame.columns:
-        return frame, ""
-    sparse = set(frame.loc[frame["attended_share"] < 1, "system"]) if "attended_share" in frame.columns else set()
-    coarse = coarser(_streamed(frame)).keys()
-    lesser = frame["system"].isin({*sparse, *coarse})
-    meanings = [meaning for meaning, systems in ((SPARSE, sparse), (COARSER, coarse)) if systems]
-    return frame.assign(system=frame["system"].mask(lesser, frame["system"] + f" {MARK}")), "; ".join(meanings)
+    """Returns the rows with the mark of lower quality behind each system and variant that attends to a part of the
+    tokens, or that streamed clearly coarser KV than another, and what it means; "" where there is none."""
+    meanings: list[str] = []
+    for which in (one for one in MARKED if one in frame.columns):
+        sparse = set(frame.loc[frame["attended_share"] < 1, which]) if "attended_share" in frame.columns else set()
+        coarse = coarser(_streamed(frame, which)).keys()
+        lesser = frame[which].isin({*sparse, *coarse})
+        meanings += [meaning for meaning, systems in ((SPARSE, sparse), (COARSER, coarse)) if systems]
+        frame = frame.assign(**{which: frame[which].mask(lesser, frame[which] + f" {MARK}")})
+    return frame, "; ".join(dict.fromkeys(meanings))
 
 
-def _streamed(frame: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Returns how coarse what each system streamed was, by the mean of its points."""
+def _streamed(frame: pd.DataFrame, which: str) -> dict[str, dict[str, float]]:
+    """Returns how coarse what each system or variant streamed was, by the mean of its points."""
     if "streamed_bits_per_value" not in frame.columns:
         return {}
     rows = frame[frame["streamed_bits_per_value"] > 0]
     found: dict[str, dict[str, float]] = {}
-    for system, points in rows.groupby("system"):
+    for system, points in rows.groupby(which):
         found[str(system)] = {"streamed_bits_per_value": float(points["streamed_bits_per_value"].mean())}
         if {"kv_relative_error", "streamed_share"} <= set(points.columns):
             # Of what was streamed alone: what was computed has no error.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.equal_memory import unequal_memory
 from kvferry.analysis.figures import less_is_better
@@ -17,11 +17,12 @@ from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
 from kvferry.analysis.sureness import how_sure
 from kvferry.analysis.tables import UNCLEAR, UNSURE, compare_table
+from kvferry.analysis.variants import variants_of
 from kvferry.api.html import Picture, table_html, table_text
 from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.result import Result
-from kvferry.api.scenario import Settings, Source, under_systems
+from kvferry.api.scenario import Settings, Source, under_systems, under_variants
 from kvferry.backends.world import Say
 from kvferry.pipelines.workload import Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _NOTEBOOK_WIDTH = 240
+# By label what each variant sets, or a file, or the text of one in braces.
+VariantsSource = Mapping[str, Mapping[str, Any]] | str | Path
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +204,7 @@ class Comparison:
 
         one_chunk, table = np.ones((1, 1, 1)), WORKLOADS[self.scenario.workload.kind].systems
         systems = {
-            name: table[name].with_policies(one.scenario.policy_values)
+            name: table[one.scenario.system].with_policies(one.scenario.policy_values)
             for name, one in self.results.items()
             if "regret" in one.metrics
         }
@@ -231,6 +234,7 @@ class Comparable:
     left_out: Mapping[str, str] = field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
     unable: Mapping[str, str] = field(default_factory=dict)
+    are_variants: bool = False
 
 
 def _attending_to(scenario: Scenario, system: System, tokens: int) -> Scenario:
@@ -248,12 +252,18 @@ def comparable(
     *,
     seed: int | None = None,
     equal_tokens: int | None = None,
+    variants: VariantsSource | None = None,
 ) -> Comparable:
     """Checks before the first one runs which systems can run a scenario. `systems`: None: those of the same paper that
-    can. `equal_tokens`: the ones that select KV select this many tokens each; what cannot is ``unable``. Raises
-    InputError as ``under_systems`` does, for a system that is asked for and cannot run the scenario, and where none is
-    able."""
-    found = under_systems(source, systems, settings, seed=seed)
+    can. `variants`: in place of systems, by label the keys that each sets. `equal_tokens`: the ones that select KV
+    select this many tokens each; what cannot is ``unable``. Raises InputError as ``under_systems`` does, for a system
+    that is asked for and cannot run the scenario, and where none is able."""
+    if variants is not None and systems is not None:
+        raise InputError("variants: these name their systems; leave systems out")
+    if variants is None:
+        found = under_systems(source, systems, settings, seed=seed)
+    else:
+        found = under_variants(source, variants_of(variants), settings, seed=seed)
     scenario, under = found.own, dict(found.systems)
     kind, left_out, unable = WORKLOADS[scenario.workload.kind], dict(found.left_out), dict[str, str]()
     if equal_tokens is not None and scenario.workload.kind != "decode":
@@ -261,17 +271,17 @@ def comparable(
     if equal_tokens is not None and equal_tokens < 1:
         raise InputError(f"equal_tokens: at least 1 token is selected, got {equal_tokens}")
 
-    def system_of(name: str, one: Scenario) -> System:
+    def system_of(one: Scenario) -> System:
         """Raises InputError where it cannot run the scenario."""
-        system = kind.systems[name].with_policies(one.policy_values)
+        system = kind.systems[one.system].with_policies(one.policy_values)
         kind.flow(one, system, lambda done, of: None)
         return system
 
     for name, one in list(under.items()):
         try:
-            system = system_of(name, one)
+            system = system_of(one)
         except InputError as error:
-            if systems is not None or name == scenario.system:
+            if systems is not None or variants is not None or name == scenario.system:
                 raise InputError(f"{name}: {error}") from None
             left_out[name] = str(error)
             del under[name]
@@ -280,13 +290,13 @@ def comparable(
             continue
         try:
             under[name] = _attending_to(one, system, equal_tokens)
-            system_of(name, under[name])
+            system_of(under[name])
         except InputError as error:
             unable[name] = str(error)
             del under[name]
     if not under:
         raise InputError("; ".join(f"{name}: {why}" for name, why in unable.items()))
-    return Comparable(scenario, under, left_out, found.remarks, unable)
+    return Comparable(scenario, under, left_out, found.remarks, unable, variants is not None)
 
 
 def compare(
@@ -296,6 +306,7 @@ def compare(
     *,
     seed: int | None = None,
     equal_tokens: int | None = None,
+    variants: VariantsSource | None = None,
     runs: int = 1,
     intervals: bool = True,
     watch: Watch = unwatched,
@@ -304,21 +315,27 @@ def compare(
     """Carries a scenario out under several systems; None: those of its system's paper that can run it.
 
     Policies in `settings` hold for every system that has them; the scenario's own policies are its own system's, and
-    others run with theirs. `equal_tokens`: where decoding, every system that selects KV selects this many tokens; whole
-    blocks and the newest tokens may come on top. `runs`: how often each, for real, taken in turns. `scenario`,
-    `settings` and `seed` are those of ``load``, `intervals`, `watch` and `say` those of ``run``.
+    others run with theirs. `variants`: in place of systems, by label the keys that each sets, ``{"Ours": {"system":
+    "ferry"}}``, or a file that says so. `equal_tokens`: where decoding, every system that selects KV selects this many
+    tokens; whole blocks and the newest tokens may come on top. `runs`: how often each, for real, taken in turns.
+    `scenario`, `settings` and `seed` are those of ``load``, `intervals`, `watch` and `say` those of ``run``.
 
     Raises InputError as ``load`` does, and for a system that is asked for and cannot run the scenario; MissingExtra
     where the real world is not installed. A system that fails, or cannot select `equal_tokens`, is named in ``failed``,
     and the others go on; what is done when Ctrl-C comes is kept.
     """
     if not isinstance(scenario, Comparable):
-        scenario = comparable(scenario, systems, settings, seed=seed, equal_tokens=equal_tokens)
+        scenario = comparable(scenario, systems, settings, seed=seed, equal_tokens=equal_tokens, variants=variants)
     check_runs(scenario.scenario, runs)
     carried = carry_out(scenario.under, runs, watch, say)
     under, asked = scenario.under, intervals and carried.interrupted is None
     results = {
-        name: Result(under[name], of_system, sureness=sureness_of(under[name], of_system[0], watch) if asked else None)
+        name: Result(
+            under[name],
+            of_system,
+            sureness=sureness_of(under[name], of_system[0], watch) if asked else None,
+            label=name if scenario.are_variants else None,
+        )
         for name, of_system in carried.runs.items()
     }
     return Comparison(

@@ -15,6 +15,7 @@ from kvferry.analysis.remarks import remarks_on, why_no_energy
 from kvferry.analysis.repeats import Range, Repeats
 from kvferry.analysis.sureness import Sureness
 from kvferry.analysis.tables import run_table
+from kvferry.analysis.variants import VARIANT
 from kvferry.api.html import Picture, table_html, table_text
 from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
@@ -58,7 +59,7 @@ class Result:
     are of the run with the median of the metric that the workload is about. ``interrupted``: what was kept, where
     Ctrl-C ended it. ``sureness``: what is known of how far figures may be off; None where it was not asked for, and of
     real runs.
-    ``left_out``: which policies of the scenario's file are another system's.
+    ``left_out``: which policies of the scenario's file are another system's. ``label``: of a variant.
     """
 
     scenario: Scenario
@@ -66,6 +67,7 @@ class Result:
     interrupted: str | None = None
     sureness: Sureness | None = None
     left_out: tuple[str, ...] = ()
+    label: str | None = None
 
     @cached_property
     def _repeats(self) -> Repeats:
@@ -81,6 +83,8 @@ class Result:
         """The object that ``--json`` prints: outcome, metrics, scenario, system, seed, versions, provenance; of several
         runs also "runs" and "ranges"; of a modelled run "intervals" and the "evidence" that they are made from."""
         envelope = envelope_for(self.scenario, self.run)
+        if self.label is not None:
+            envelope[VARIANT] = self.label
         if self.ranges is not None:
             ranges = {key: list(ends) for key, ends in self.ranges.items()}
             envelope |= {"metrics": self._repeats.medians, "runs": len(self.runs), "ranges": ranges}

@@ -31,6 +31,14 @@ def compare(
             help="Systems to compare. Default: those of the same paper that can run.",
         ),
     ] = None,
+    variants: Annotated[
+        str | None,
+        typer.Option(
+            "--variants",
+            metavar="FILE",
+            help="In place of systems: a file, or a mapping in braces, that says by label which keys each sets.",
+        ),
+    ] = None,
     equal_tokens: Annotated[
         int | None,
         typer.Option(
@@ -72,8 +80,10 @@ def compare(
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
-    with as_options("systems", "equal_tokens"):
-        chosen = comparable(scenario, listed(systems), overrides(settings, seed), equal_tokens=equal_tokens)
+    with as_options("systems", "equal_tokens", "variants"):
+        chosen = comparable(
+            scenario, listed(systems), overrides(settings, seed), equal_tokens=equal_tokens, variants=variants
+        )
     loaded = chosen.scenario
     check_runs(loaded, runs)
     if json:
