@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -99,6 +99,12 @@ def read_earlier(folder: Path) -> pd.DataFrame:
 
     table = _table(folder / EARLIER, ("key", "outcome", "version"))
     return pd.DataFrame(columns=list(_ALWAYS)) if table is None else table.to_pandas()
+
+
+def rows_bytes(folder: Path, keys: Collection[str]) -> bytes:
+    """The points with these keys alone, as a table that held no others would have them."""
+    points = read_points(folder)
+    return _bytes_of(_arrow(points[points["key"].isin(keys)].astype(object)))
 
 
 def _parts(folder: Path) -> list[Path]:

@@ -49,9 +49,9 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
     title = _title(envelope)
     written = [
         write_file(folder / "scenario.yaml", scenario_yaml.encode()),
-        write_file(folder / "spans.parquet", _parquet(spans_columns(run))),
+        write_file(folder / "spans.parquet", parquet_bytes(spans_columns(run))),
         write_file(
-            folder / "requests.parquet", _parquet(requests_columns(run, bounded="bound_s" in envelope["metrics"]))
+            folder / "requests.parquet", parquet_bytes(requests_columns(run, bounded="bound_s" in envelope["metrics"]))
         ),
         *_units_file(folder, run),
         *_turns_file(folder, run),
@@ -121,7 +121,7 @@ def comparison_pictures(
     from kvferry.analysis.compare import compare_bars, compare_gantt
 
     draws: dict[Path, Draw] = {}
-    title = next((f"{envelope['scenario']}{_unmeasured(envelope)}" for envelope in envelopes.values()), "")
+    title = _title_of_all(envelopes)
     metrics = {system: envelope["metrics"] for system, envelope in envelopes.items()}
     if any(run.spans for run in runs.values()):
         lesser = lower_quality(metrics)
@@ -129,16 +129,23 @@ def comparison_pictures(
         shown = {names[name]: replace(run, inputs=Inputs(), measured={}, counted=None) for name, run in runs.items()}
         draws[folder / "plots" / "paths"] = partial(compare_gantt, shown, title=title)
     if any(ranked_by in figures for figures in metrics.values()):
-        draws[folder / "plots" / "bars"] = partial(
-            compare_bars,
-            metrics,
-            title=title,
-            ranked_by=ranked_by,
-            ranges=_ranges(envelopes),
-            line="range" if any("ranges" in envelope for envelope in envelopes.values()) else INTERVAL,
-            outcomes={name: run.outcome for name, run in runs.items()},
-        )
+        draws[folder / "plots" / "bars"] = partial(compare_bars, metrics, **bars_of(envelopes, ranked_by))
     return draws
+
+
+def bars_of(envelopes: Mapping[str, Envelope], ranked_by: str) -> dict[str, Any]:
+    """What ``compare_bars`` takes beside the metrics."""
+    return {
+        "title": _title_of_all(envelopes),
+        "ranked_by": ranked_by,
+        "ranges": _ranges(envelopes),
+        "line": "range" if any("ranges" in envelope for envelope in envelopes.values()) else INTERVAL,
+        "outcomes": {name: envelope["outcome"] for name, envelope in envelopes.items()},
+    }
+
+
+def _title_of_all(envelopes: Mapping[str, Envelope]) -> str:
+    return next((f"{envelope['scenario']}{_unmeasured(envelope)}" for envelope in envelopes.values()), "")
 
 
 def write_drawn(draws: Mapping[Path, Draw], progress: Progress = lambda done, of: None) -> list[Path]:
@@ -276,17 +283,17 @@ def _units_file(folder: Path, run: Run) -> list[Path]:
     """units.parquet of a run that loaded a context."""
     if not any(record.units for record in run.requests):
         return []
-    return [write_file(folder / "units.parquet", _parquet(units_columns(run.requests)))]
+    return [write_file(folder / "units.parquet", parquet_bytes(units_columns(run.requests)))]
 
 
 def _turns_file(folder: Path, run: Run) -> list[Path]:
     """turns.parquet of a run of conversations."""
     if run.sessions is None:
         return []
-    return [write_file(folder / "turns.parquet", _parquet(turns_columns(run.sessions.turns)))]
+    return [write_file(folder / "turns.parquet", parquet_bytes(turns_columns(run.sessions.turns)))]
 
 
-def _parquet(columns: Mapping[str, Any]) -> bytes:
+def parquet_bytes(columns: Mapping[str, Any]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,10 +1,11 @@
 """A study: one scenario varied over axes and seeds, and the plots of its results."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,6 +15,7 @@ from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.study_base import StudyBase, bundled_names, located, output_folder
 from kvferry.analysis.study_filter import Filter
 from kvferry.analysis.study_spec import PlotSpec, StudySpec
+from kvferry.analysis.study_text import study_text
 from kvferry.analysis.variants import VARIANT, Variants, keys_set, variants_in
 from kvferry.scenarios.faults import MOST_LINES, complaints_of, input_error, nearest
 from kvferry.scenarios.loader import Check, scenario_hash
@@ -37,6 +39,9 @@ class Study:
     labels: tuple[str, ...] = ()
     plots: tuple[PlotSpec, ...]
     output: Path
+    # What its file would say that extends nothing, and the overrides of policies, which hold for all systems.
+    text: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
     # Lines to print below the figures: which policies of the base only one of its systems has.
     remarks: tuple[str, ...] = ()
 
@@ -69,6 +74,8 @@ def load_study(source: str, overrides: Sequence[str] = (), check: Check | None =
         points=points,
         axes=(VARIANT, *axes) if variants else axes,
         labels=labels,
+        text=study_text(name, spec, tree, base, variants),
+        settings=tuple(one for one in overrides if one.partition("=")[0].strip().split(".")[0] == "policies"),
         plots=spec.plots,
         output=output,
         remarks=remarks,

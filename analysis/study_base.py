@@ -90,6 +90,11 @@ class StudyBase:
             self._of_others, _ = overridden(base.without(("policies",)), overrides)
 
     @property
+    def resolved(self) -> Node:
+        """The scenario after overrides, names replaced by what they name."""
+        return self._base
+
+    @property
     def systems(self) -> list[str]:
         """The system that the base names, after overrides, if it names one."""
         system = self._base.child("system")

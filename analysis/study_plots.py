@@ -11,17 +11,19 @@ from kvferry.analysis.axis_values import columns_under, written_values
 from kvferry.analysis.bar_plots import bar, stack
 from kvferry.analysis.figures import FIGURES, RATES, label_of, less_is_better
 from kvferry.analysis.folder import write_pictures
+from kvferry.analysis.latex import latex_of
 from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
 from kvferry.analysis.quality import COARSER, MARK, SPARSE, coarser
 from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
-from kvferry.analysis.style import render
+from kvferry.analysis.style import AS_DRAWN, Print, render
 from kvferry.analysis.tables import full_rate
 from kvferry.analysis.variants import VARIANT
 from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.system.whole_file import write_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,10 +62,12 @@ def draw_plots(
     axes: Sequence[str] = (),
     about: tuple[str, str] = ("", ""),
     chance: str = "",
+    how: Print = AS_DRAWN,
+    latex: bool = False,
 ) -> Drawn:
-    """Write each plot of a study's results as PNG and SVG. `axes` are the keys that the study varies. `about`: the
-    title of a plot that has none of its own, and what follows any title: on which devices. `chance`: what seeds vary
-    of the link (`chance_of`).
+    """Write each plot of a study's results, and with `latex` a table of what its marks show. `axes` are the keys that
+    the study varies. `about`: the title of a plot that has none of its own, and what follows any title: on which
+    devices. `chance`: what seeds vary of the link (`chance_of`).
 
     Only points whose outcome is "done" are drawn: figures of an unfinished run would look too good. No mark mixes
     values of an axis silently: where a plot names neither the axis nor that it may be pooled, each value has a panel
@@ -84,12 +88,14 @@ def draw_plots(
             arguments["title"] = (plot.title or about[0]) + about[1]
             if plot.kind == "pareto":
                 arguments["same"] = _settings(axes, rows.columns)
-            pictures = render(lambda plot=plot, rows=rows, how=arguments: _DRAWN[plot.kind](rows, **how))  # type: ignore[misc]
+            pictures = render(lambda plot=plot, rows=rows, what=arguments: _DRAWN[plot.kind](rows, **what), how)  # type: ignore[misc]
         except (InputError, ValueError) as error:  # no point was done, or none has this metric
             drawn.not_drawn[name] = str(error)
             drawn.behind.pop(name, None)
         else:
             drawn.files += write_pictures(folder / name, pictures)
+            if latex and (table := latex_of(plot.kind, rows, arguments, drawn.behind[name])) is not None:
+                drawn.files.append(write_file(folder / f"{name}.tex", table.encode()))
     return drawn
 
 

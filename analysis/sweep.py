@@ -19,6 +19,7 @@ from kvferry.analysis.point import Point, Work
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study import Study
 from kvferry.analysis.study_plots import chance_of, devices_of, draw_plots
+from kvferry.analysis.study_record import write_record
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
@@ -86,6 +87,7 @@ def run_study(
     progress: Progress = lambda done, of: None,
     executor: Executor | None = None,
     intervals_of: IntervalsOf | None = None,
+    intervals: bool | None = None,
 ) -> dict[str, Any]:
     """Run the points of a study that are missing, draw its plots into plots/, and tell how it went.
 
@@ -100,6 +102,7 @@ def run_study(
         study.points, folder, workers, progress, executor=executor, intervals_of=intervals_of, labels=study.labels
     )
     frame = frame.drop_duplicates("key")
+    said = write_record(folder, study, intervals)
     not_measured = sorted({point.device.name for point in study.points if not point.device.is_measured})
     about, chance = (study.name, devices_of(study.points)), chance_of(study.points)
     drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, about, chance)
@@ -126,6 +129,7 @@ def run_study(
         "marks": drawn.behind,
         "not_drawn": drawn.not_drawn,
         "not_measured": not_measured,
+        "said": said,
         "paired": [asdict(one) for one in pairs],
         "pairs": [str(one) for one in pairs],
     }

@@ -26,6 +26,10 @@ def run(
         str | None,
         typer.Option("--system", "--systems", help="Run it under this system, with that system's own policies."),
     ] = None,
+    point: Annotated[
+        str | None,
+        typer.Option("--point", metavar="KEY", help="SCENARIO is a sweep's folder: run its point whose key begins so."),
+    ] = None,
     settings: SetOption = None,
     plugins: PluginOption = None,
     seed: SeedOption = None,
@@ -46,19 +50,22 @@ def run(
     from kvferry.api.repeats import check_runs
     from kvferry.api.result import run as carry_out
     from kvferry.api.scenario import load, remarks_under
+    from kvferry.api.sweep import point_of
     from kvferry.cli.output import own_folder
     from kvferry.cli.progress import in_turn, say
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
-    loaded = load(scenario, overrides(settings, seed), system=one_of(system, "kvferry compare"))
+    key, source = ("", scenario) if point is None else point_of(scenario, point)
+    loaded = load(source, overrides(settings, seed), system=one_of(system, "kvferry compare"))
     check_runs(loaded, runs)
-    for line in remarks_under(scenario, overrides(settings, seed), loaded.system):
+    for line in remarks_under(source, overrides(settings, seed), loaded.system):
         say(quoted(line))
     if output is None and not json:
         # Real runs of one scenario differ.
         known = {".": dump_yaml(loaded)} if loaded.backend == "sim" else {}
-        output = own_folder(f"{loaded.name}-{loaded.system}", overrides(settings, seed), known)
+        name = f"{loaded.name}-{loaded.system}{key and f'-{key[:8]}'}"
+        output = own_folder(name, overrides(settings, seed), known)
     try:
         result = carry_out(loaded, runs=runs, intervals=intervals, watch=in_turn(), say=say)
     except KeyboardInterrupt as stopped:
