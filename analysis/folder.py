@@ -21,6 +21,7 @@ from kvferry.analysis.tables import INTERVAL
 from kvferry.analysis.timeline import chrome_trace
 from kvferry.analysis.variants import VARIANT
 from kvferry.backends.world import Inputs
+from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.pipelines.workload import Progress
 from kvferry.system.whole_file import write_file
@@ -39,7 +40,7 @@ _PATHS = {True: "streamed", False: "computed"}
 def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *, plots: bool = True) -> list[Path]:
     """Write scenario.yaml, spans.parquet, requests.parquet, trace.json, metrics.json and, with `plots`, plots/; returns
     the files. Of a loaded context, units.parquet says which unit came by which path; of conversations, turns.parquet
-    has a row per turn.
+    has a row per turn; of plugins in use, plugins/ has the text.
 
     If a real model answered, answers.json has its token ids by sequence.
 
@@ -55,6 +56,7 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
         ),
         *_units_file(folder, run),
         *_turns_file(folder, run),
+        *write_plugins(folder),
         write_file(folder / "trace.json", chrome_trace(run, title=title).encode()),
     ]
     if "answers" in run.measured:
@@ -64,6 +66,15 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
     if plots:
         written += write_drawn(run_pictures(folder, run, envelope))
     return written
+
+
+def write_plugins(folder: Path) -> list[Path]:
+    """The text of the files in use, each below the beginning of its digest, as its name is a part of the version."""
+    return [
+        write_file(folder / "plugins" / plugin.sha256[:12] / f"{plugin.name}.py", plugin.text)
+        for plugin in used()
+        if plugin.text is not None
+    ]
 
 
 def run_pictures(folder: Path, run: Run, envelope: Envelope) -> dict[Path, Draw]:

@@ -31,9 +31,9 @@ def latex_of(kind: str, rows: pd.DataFrame, arguments: Mapping[str, Any], behind
         return _table([f"{y.label} / {x.label}", *found.columns], _lines(found), f"{value.label}, medians; {behind}")
     if kind == "stack":
         x, parts = arguments["x"], arguments["parts"]
-        named = {part.column: part.label for part in parts}
+        named: dict[str, str] = {part.column: part.label for part in parts}
         means = rows.fillna(dict.fromkeys(named, 0.0)).groupby(_keys(x.column, facet), sort=False)[list(named)].mean()
-        means = means * [part.scale for part in parts]
+        means = means.mul({part.column: part.scale for part in parts}, axis="columns")
         return _table([x.label, *named.values()], _lines(means, x), f"means; {behind}")
     return None
 

@@ -33,7 +33,7 @@ def fit(figure: Figure, width_in: float) -> None:
             if note.get_transform() == axes.transAxes or getattr(note, "xycoords", None) == "axes fraction":
                 note.remove()
     for text in figure.findobj(Text):
-        text.set_fontsize(_POINTS if text.get_fontsize() >= 9 else _SMALL_POINTS)
+        text.set_fontsize(_POINTS if float(text.get_fontsize()) >= 9 else _SMALL_POINTS)
     rows = sum(_moved_below(figure, legend, width_in) for legend in legends)
     figure.set_size_inches(width_in, width_in * max(_LEAST_ASPECT, height / width) + 0.16 * rows)
 

@@ -95,9 +95,11 @@ def _points(
     faults: dict[str, None] = {}
     kept = 0
     named = [(label, base.looked_up(values)) for label, values in variants.items()] or [("", {})]
-    for (label, values), *settings in product(named, *(_looked_up(base, dimension) for dimension in dimensions)):
+    varied = (_looked_up(base, dimension) for dimension in dimensions)
+    places = [{key: node for one in together for key, node in one.items()} for together in product(*varied)]
+    for (label, values), settings in product(named, places):
         try:
-            tree = base.with_values(values | {key: node for together in settings for key, node in together.items()})
+            tree = base.with_values(values | settings)
             scenario = where.kept(tree, base.scenario)
             if scenario is not None:
                 kept += 1

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.envelope import provenance_of, to_json, versions
-from kvferry.analysis.folder import parquet_bytes
+from kvferry.analysis.folder import parquet_bytes, write_plugins
 from kvferry.analysis.study import Study, load_study
 from kvferry.analysis.study_plots import chance_of, devices_of
 from kvferry.analysis.study_spec import PlotSpec, StudySpec
@@ -93,9 +93,7 @@ def write_record(folder: Path, study: Study, intervals: bool | None = None) -> l
     text = yaml_bytes(with_files(study.text, named))
     said = _kept_before(folder / STUDY, text)
     write_file(folder / STUDY, text)
-    for plugin in used():
-        if plugin.text is not None:
-            write_file(folder / "plugins" / plugin.sha256[:12] / f"{plugin.name}.py", plugin.text)
+    write_plugins(folder)
     write_file(folder / PROVENANCE, to_json(asdict(_provenance(study, files, intervals))).encode())
     import pyarrow as pa
 

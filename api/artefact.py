@@ -122,13 +122,13 @@ def check(
     keys = keys_in_order(place)
     if theirs == mine:
         return Checked(len(set(keys)), True, (), ())
-    lines = tuple(_differences(read_points(place), read_points(swept.folder)))
+    differences = tuple(_differences(read_points(place), read_points(swept.folder)))
     here = {"code": code_version(), **versions()}
     there = {"code": manifest.code, **manifest.versions}
     notes = [f"{name}: {there[name]} there, {here[name]} here" for name in here if there.get(name) != here[name]]
     if "torch" in provenance.backends:
         notes.append("real runs differ from each other")
-    return Checked(len(set(keys)), False, lines, tuple(notes))
+    return Checked(len(set(keys)), False, differences, tuple(notes))
 
 
 def _plugin_files(folder: Path) -> list[Path]:

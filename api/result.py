@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis.envelope import Envelope, envelope_of, provenance_of
 from kvferry.analysis.folder import requests_columns, run_pictures, spans_columns, units_columns, write_run
 from kvferry.analysis.metrics import metrics_for
+from kvferry.analysis.ran_on import ran_on
 from kvferry.analysis.remarks import remarks_on, why_no_energy
 from kvferry.analysis.repeats import Range, Repeats
 from kvferry.analysis.sureness import Sureness
@@ -39,6 +40,8 @@ def envelope_for(scenario: Scenario, run: Run) -> Envelope:
     link = scenario.link
     runtime = runtime_of(scenario)
     software = {} if runtime is None else {"runtime": runtime.provenance(scenario.device)}
+    here = ran_on(scenario)
+    live = {"live": here} if here else {}
     source = link.trace if link.rate_bytes_per_s is None else with_unit(link.rate_bytes_per_s, "rate")
     return envelope_of(
         run,
@@ -46,7 +49,7 @@ def envelope_for(scenario: Scenario, run: Run) -> Envelope:
         scenario=scenario.name,
         system=scenario.system,
         seed=scenario.seed,
-        provenance=provenance_of(scenario.device, scenario.model, link=str(source), **software),
+        provenance=provenance_of(scenario.device, scenario.model, link=str(source), **software, **live),
         not_counted=why_no_energy(scenario, run),
     )
 

@@ -76,5 +76,9 @@ def sweep(
 
 def _in_words(summary: Mapping[str, Any]) -> str:
     outcomes = ", ".join(f"{n:,} {outcome.replace('_', ' ')}" for outcome, n in summary["outcomes"].items())
-    again = f", {summary['outdated']:,} run again as KVFerry has changed (earlier.parquet keeps the rows)" if summary["outdated"] else ""
+    again = (
+        f", {summary['outdated']:,} run again as KVFerry has changed (earlier.parquet keeps the rows)"
+        if summary["outdated"]
+        else ""
+    )
     return f"{summary['study']}: {summary['points']:,} points ({outcomes}), {summary['new']:,} of them new{again}"
