@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from kvferry.analysis.dimensions import Dimension, dimensions_of
 from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.settings import column_of, settings_of
-from kvferry.analysis.study_base import StudyBase, bundled_names, located, output_folder
+from kvferry.analysis.study_base import StudyBase, bundled_names, check_kind, located, output_folder
 from kvferry.analysis.study_filter import Filter
 from kvferry.analysis.study_spec import PlotSpec, StudySpec
 from kvferry.analysis.study_text import study_text
@@ -53,6 +53,7 @@ def load_study(source: str, overrides: Sequence[str] = (), check: Check | None =
     """
     path = located("study", source)
     tree = read_document(path)
+    check_kind("study", tree, path)
     try:
         spec = StudySpec.model_validate(tree.plain())
     except ValidationError as error:

@@ -1,7 +1,9 @@
 """``kvferry run``: one scenario under one system."""
 
+from __future__ import annotations
+
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +20,9 @@ from kvferry.cli.options import (
     one_of,
     overrides,
 )
+
+if TYPE_CHECKING:
+    from kvferry.specs.scenario import Scenario
 
 
 def run(
@@ -50,13 +55,12 @@ def run(
     from kvferry.api.repeats import check_runs
     from kvferry.api.result import run as carry_out
     from kvferry.api.scenario import load, remarks_under
-    from kvferry.api.sweep import point_of
     from kvferry.cli.output import own_folder
     from kvferry.cli.progress import in_turn, say
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
-    key, source = ("", scenario) if point is None else point_of(scenario, point)
+    key, source = ("", scenario) if point is None else _point(scenario, point)
     loaded = load(source, overrides(settings, seed), system=one_of(system, "kvferry compare"))
     check_runs(loaded, runs)
     for line in remarks_under(source, overrides(settings, seed), loaded.system):
@@ -85,3 +89,10 @@ def run(
         if result.interrupted:
             say(f"interrupted; kept {result.interrupted}")
         raise typer.Exit(130)
+
+
+def _point(folder: str, key: str) -> tuple[str, Scenario]:
+    # Imported when asked for: a run needs no sweeps.
+    from kvferry.api.sweep import point_of
+
+    return point_of(folder, key)

@@ -40,7 +40,11 @@ def scenario_tree(source: str | Path | Mapping[str, Any]) -> Node:
     """What a bundled name, a path or a plain mapping says, with what it extends laid under it. Raises InputError."""
     if isinstance(source, Mapping):
         return extended("scenario", node_of(dict(source), Place("(mapping)", None, Path.cwd())))
-    return read_tree("scenario", str(source), Path.cwd())
+    tree = read_tree("scenario", str(source), Path.cwd())
+    for key, what, command in (("space", "search", "search"), ("base", "study", "sweep")):
+        if tree.child("workload") is None and tree.child(key) is not None:
+            raise InputError(f"{tree.place}: {key}: this is a {what}: kvferry {command} {source}")
+    return tree
 
 
 def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Check | None = None) -> Scenario:

@@ -34,6 +34,9 @@ LIVE_TOO = {
 OTHERS = {
     "advise",
     "reproduce",
+    "plot",
+    "pack",
+    "unpack",
     "report",
     "calibrate",
     "serve",
