@@ -37,10 +37,13 @@ _ASKED = ("context_tokens", "question_tokens", "source", "conversation", "turn")
 _PATHS = {True: "streamed", False: "computed"}
 
 
-def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *, plots: bool = True) -> list[Path]:
+def write_run(
+    folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *, plots: bool = True, tokens: bool = False
+) -> list[Path]:
     """Write scenario.yaml, spans.parquet, requests.parquet, trace.json, metrics.json and, with `plots`, plots/; returns
     the files. Of a loaded context, units.parquet says which unit came by which path; of conversations, turns.parquet
-    has a row per turn; of plugins in use, plugins/ has the text.
+    has a row per turn; of plugins in use, plugins/ has the text; with
+    `tokens`, tokens.parquet has a row per token.
 
     If a real model answered, answers.json has its token ids by sequence.
 
@@ -57,6 +60,7 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
         *_units_file(folder, run),
         *_turns_file(folder, run),
         *write_plugins(folder),
+        *([write_file(folder / "tokens.parquet", parquet_bytes(tokens_columns(run)))] if tokens else []),
         write_file(folder / "trace.json", chrome_trace(run, title=title).encode()),
     ]
     if "answers" in run.measured:
@@ -107,6 +111,7 @@ def write_comparison(
     *,
     failed: Mapping[str, str] = {},
     plots: bool = True,
+    tokens: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> list[Path]:
     """Write a run's folder per system (all three mappings by system), comparison.json, and plots/ of all together, the
@@ -116,7 +121,7 @@ def write_comparison(
     draws: dict[Path, Draw] = {}
     for system, run in runs.items():
         own = folder / folder_name(system)
-        written += write_run(own, scenario_yaml[system], run, envelopes[system], plots=False)
+        written += write_run(own, scenario_yaml[system], run, envelopes[system], plots=False, tokens=tokens)
         draws |= run_pictures(own, run, envelopes[system])
     marks = lower_quality({system: envelope["metrics"] for system, envelope in envelopes.items()})
     found = {"systems": dict(envelopes), "failed": dict(failed), "marks": marks}
@@ -288,6 +293,14 @@ def units_columns(requests: Sequence[RequestRecord]) -> Mapping[str, Any]:
         "asked_s": real(asked_s),
         "ready_s": real(ready_s),
     }
+
+
+def tokens_columns(run: Run) -> Mapping[str, Any]:
+    """A row per token that was answered: request, token, from 0 in each, and at_s, when it was there on the run's
+    clock."""
+    rows = [(record.request, n, at_s) for record in run.requests for n, at_s in enumerate(token_times_s(record))]
+    request, token, at_s = zip(*rows, strict=True) if rows else ((),) * 3
+    return {"request": whole(request), "token": whole(token), "at_s": real(at_s)}
 
 
 def _units_file(folder: Path, run: Run) -> list[Path]:

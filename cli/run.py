@@ -17,6 +17,7 @@ from kvferry.cli.options import (
     ScenarioArgument,
     SeedOption,
     SetOption,
+    TokensOption,
     one_of,
     overrides,
 )
@@ -41,6 +42,7 @@ def run(
     runs: RunsOption = 1,
     intervals: IntervalsOption = True,
     output: OutputOption = None,
+    tokens: TokensOption = False,
     plots: PlotsOption = True,
     json: JsonOption = False,
 ) -> None:
@@ -77,7 +79,7 @@ def run(
             say(f"interrupted; kept {stopped}")
         raise typer.Exit(130) from None
     if output is not None:
-        result.write(output, plots=plots)
+        result.write(output, plots=plots, tokens=tokens)
     if json:
         sys.stdout.write(to_json(result.envelope))
     else:
