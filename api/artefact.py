@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis import artefact
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.dataset import read_points
 from kvferry.analysis.envelope import versions
-from kvferry.analysis.redraw import redraw
 from kvferry.analysis.study_plots import Drawn
 from kvferry.analysis.study_record import keys_in_order, read_provenance, recorded_study
 from kvferry.analysis.style import FORMATS, Print
+from kvferry.api import archive as artefact
+from kvferry.api.redraw import redraw
 from kvferry.api.sweep import sweep
 from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.plugins import naming_plugins, use

@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("plotly")
 pytest.importorskip("itables")
 
-from kvferry.analysis.report.names import names_of
-from kvferry.analysis.report.overview import overview_of
-from kvferry.analysis.report.page import _of_comparison, _of_points, report
-from kvferry.analysis.report.results import Comparison, Points, RunResult
+from kvferry.api.report_page.names import names_of
+from kvferry.api.report_page.overview import overview_of
+from kvferry.api.report_page.page import _of_comparison, _of_points, report
+from kvferry.api.report_page.results import Comparison, Points, RunResult
 
 NOTHING = pd.DataFrame({"resource": [], "label": [], "start_s": [], "end_s": [], "n_bytes": []})
 

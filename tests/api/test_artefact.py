@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 import kvferry
-from kvferry.analysis import artefact, dataset
+from kvferry.analysis import dataset
 from kvferry.analysis.study_record import read_provenance, recorded_study
+from kvferry.api import archive as artefact
 from kvferry.pipelines.plugins import drop, used
 from kvferry.scenarios.loader import scenario_hash
 from kvferry.specs.errors import InputError

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from kvferry.analysis.equal_memory import unequal_memory
 from kvferry.analysis.figures import FIGURES, RATES
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
-from kvferry.analysis.report.charts import bars, claims_chart, scatter, timeline
-from kvferry.analysis.report.names import names_of
-from kvferry.analysis.report.overview import HEADLINES, not_measured, overview_of
-from kvferry.analysis.report.results import Comparison, Points, Result, RunResult, Verdicts, results_in
 from kvferry.analysis.study_plots import marked
 from kvferry.analysis.sureness import how_sure
 from kvferry.analysis.tables import INTERVAL, NOT_KNOWN, says_more
 from kvferry.analysis.variants import VARIANT
+from kvferry.api.report_page.charts import bars, claims_chart, scatter, timeline
+from kvferry.api.report_page.names import names_of
+from kvferry.api.report_page.overview import HEADLINES, not_measured, overview_of
+from kvferry.api.report_page.results import Comparison, Points, Result, RunResult, Verdicts, results_in
 from kvferry.specs import human
 from kvferry.specs.errors import MissingExtra
 from kvferry.specs.version import VERSION
@@ -70,7 +70,7 @@ def report(folders: Sequence[Path]) -> str:
 
     number = count()
     page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        files("kvferry.analysis.report").joinpath("page.html").read_text(encoding="utf-8")
+        files("kvferry.api.report_page").joinpath("page.html").read_text(encoding="utf-8")
     )
     names = names_of(results)
     sections = [_section(result, number) for result in results]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.quality import MARK, footnotes, lower_quality
-from kvferry.analysis.report.results import Comparison, Points, Result, RunResult
 from kvferry.analysis.study_plots import marked
 from kvferry.analysis.variants import VARIANT
+from kvferry.api.report_page.results import Comparison, Points, Result, RunResult
 from kvferry.specs import human
 
 if TYPE_CHECKING:

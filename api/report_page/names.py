@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvferry.analysis.report.results import Comparison, Points, Result, RunResult
+from kvferry.api.report_page.results import Comparison, Points, Result, RunResult
 from kvferry.specs.document import parse_document
 from kvferry.specs.errors import InputError
 
