@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvferry.analysis.figures import FIGURES, label_of
 from kvferry.analysis.plots import Axis, short_names
 from kvferry.analysis.quality import MARK, lower_quality
@@ -33,7 +35,7 @@ def latex_of(kind: str, rows: pd.DataFrame, arguments: Mapping[str, Any], behind
         x, parts = arguments["x"], arguments["parts"]
         named: dict[str, str] = {part.column: part.label for part in parts}
         means = rows.fillna(dict.fromkeys(named, 0.0)).groupby(_keys(x.column, facet), sort=False)[list(named)].mean()
-        means = means.mul({part.column: part.scale for part in parts}, axis="columns")
+        means = means * np.array([part.scale for part in parts])
         return _table([x.label, *named.values()], _lines(means, x), f"means; {behind}")
     return None
 
@@ -64,7 +66,7 @@ def _medians(rows: pd.DataFrame, keys: Sequence[Axis | str], value: Axis, facet:
         return _scaled(medians.to_frame(value.label), first)
     wide = medians.unstack(sort=False)
     scale = others[0].scale if isinstance(others[0], Axis) else 1.0
-    wide.columns = [_number(one * scale) if scale != 1.0 else one for one in wide.columns]
+    wide.columns = [_number(float(one) * scale) if scale != 1.0 else one for one in wide.columns]
     wide.columns = short_names([*wide.columns])
     return _scaled(wide, first)
 
