@@ -13,7 +13,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from kvferry.specs.document import read_document, read_text
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.system.whole_file import write_file
+from kvferry.traces.resolve import trace_file
 
 STUDY, PROVENANCE, ORDER = "study.yaml", "provenance.json", "order.parquet"
 # Files up to this size are kept, as long as all together have no more than that.
@@ -68,6 +69,8 @@ class Provenance:
     plugins: Mapping[str, str]
     files: Mapping[str, NamedFile]
     devices: Mapping[str, Any]
+    # SHA-256 of traces that are named, not given by a path.
+    traces: Mapping[str, str] = field(default_factory=dict)
     # Whether points have ends of intervals; None: where their runtime is assumed.
     intervals: bool | None = None
 
@@ -127,12 +130,20 @@ def _provenance(study: Study, files: Mapping[str, NamedFile], intervals: bool | 
         about=devices_of(study.points),
         chance=chance_of(study.points),
         headlines=sorted({WORKLOADS[point.workload.kind].headline for point in study.points}),
+        traces=_traces(study.points),
         intervals=intervals,
         backends=sorted({point.backend for point in study.points}),
         plugins={plugin.name: plugin.sha256 for plugin in used()},
         files=files,
         devices={name: provenance_of(point.device, point.model)["device"] for name, point in sorted(by_name.items())},
     )
+
+
+def _traces(points: Sequence[Scenario]) -> dict[str, str]:
+    links = [link for point in points for link in (point.link, *(one.link for one in point.machines.values())) if link]
+    named = {way.trace for link in links for way in (link, link.up) if way is not None and way.trace is not None}
+    found = {name: trace_file(name) for name in sorted(named)}
+    return {name: content_digest(path) for name, path in found.items() if path is not None and path.is_file()}
 
 
 def yaml_bytes(text: Any) -> bytes:
@@ -150,7 +161,14 @@ def read_provenance(folder: Path) -> Provenance:
         raise InputError(f"{folder}: holds no {PROVENANCE}, {what}")
     try:
         found = json.loads(read_text(path, _MOST_PROVENANCE_BYTES))
-        return Provenance(**found | {"files": {name: NamedFile(**one) for name, one in found["files"].items()}})
+        provenance = Provenance(**found | {"files": {name: NamedFile(**one) for name, one in found["files"].items()}})
+        texts = (provenance.study, provenance.about, provenance.chance, *provenance.settings, *provenance.axes)
+        named = (provenance.devices, provenance.plugins, provenance.versions)
+        if not all(isinstance(one, str) for one in texts) or not all(isinstance(one, dict) for one in named):
+            raise ValueError("a value is of another kind")
+        if provenance.intervals not in (None, True, False):
+            raise ValueError(f"intervals is {provenance.intervals!r:.40}")
+        return provenance
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise InputError(f"{path}: is damaged: {str(error)[:200]}") from None
 

@@ -152,9 +152,11 @@ def _manifest(file: Path, content: bytes) -> Manifest:
     try:
         found = Manifest(**json.loads(content))
         good = isinstance(found.files, dict) and isinstance(found.absent, dict) and isinstance(found.plugins, dict)
+        absent = found.absent.values() if good else ()
+        good = good and all(isinstance(one["sha256"], str) and isinstance(one["bytes"], int) for one in absent)
         if not good or not all(isinstance(one, str) for one in (found.study, found.code, *found.files.values())):
             raise ValueError("its files are no digests by name")
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise InputError(f"{file}: {MANIFEST}: {str(error)[:200] or 'is missing'}") from None
     return found
 

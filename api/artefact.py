@@ -108,10 +108,12 @@ def check(
     manifest, provenance = artefact.manifest_of(place), read_provenance(place)
     if lines := artefact.missing_files(place, manifest):
         raise InputError("\n".join(lines))
-    if manifest.plugins and not run_plugins:
-        files = ", ".join(str(path) for path in _plugin_files(place))
+    plugins = _plugin_files(place)
+    # Whatever the manifest says: what lies there is what would run.
+    if plugins and not run_plugins:
+        files = ", ".join(map(str, plugins))
         raise InputError(f"{place}: brings code along, which a check would run: read {files}, then add --run-plugins")
-    for path in _plugin_files(place):
+    for path in plugins:
         use(path)
     study = recorded_study(place, names_in_use)
     swept = sweep(
@@ -126,6 +128,12 @@ def check(
     here = {"code": code_version(), **versions()}
     there = {"code": manifest.code, **manifest.versions}
     notes = [f"{name}: {there[name]} there, {here[name]} here" for name in here if there.get(name) != here[name]]
+    mine_of = read_provenance(swept.folder).traces
+    notes += [
+        f"trace {name}: another file here"
+        for name, digest in provenance.traces.items()
+        if mine_of.get(name, digest) != digest
+    ]
     if "torch" in provenance.backends:
         notes.append("real runs differ from each other")
     return Checked(len(set(keys)), False, differences, tuple(notes))

@@ -43,6 +43,8 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
             )
         if kind == "model" and "/" in reference:
             raise InputError(f"{reference!r:.200} is not there; a Hugging Face folder or a bundled name would do")
+        if kind == "scenario" and (folder / reference / "points.parquet").is_file():
+            raise InputError(f"{reference!r:.200} is a sweep's folder; --point KEY runs one of its points")
         likely = _MEANT.get((kind, reference))
         if likely is not None:
             raise InputError(f"unknown {kind} {reference!r}; did you mean {likely!r}? known: {', '.join(names(kind))}")

@@ -228,6 +228,12 @@ def test_code_that_comes_along_is_run_when_asked_for(study: Path) -> None:
     with pytest.raises(InputError, match=r"was made with the plugin mine; read .*mine\.py"):
         recorded_study(Path("runs/study"))
     assert used() == ()
+    # A manifest that is silent on it changes nothing.
+    text = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(text | {"plugins": {}}))
+    with pytest.raises(InputError, match="brings code along"):
+        kvferry.check(folder)
+    assert used() == ()
     try:
         assert kvferry.check(folder, run_plugins=True, jobs=1).same
     finally:
@@ -301,6 +307,27 @@ def test_what_is_no_archive(packed: Path) -> None:
     Path("full/x").write_text("")
     with pytest.raises(InputError, match="is there already"):
         kvferry.unpack(packed, "full")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("provenance.json", {"intervals": "yes"}),
+        ("provenance.json", {"settings": [1]}),
+        ("provenance.json", {"devices": []}),
+        ("provenance.json", {"files": {"a": {"sha256": "x"}}}),
+        ("provenance.json", {"more": 1}),
+        ("manifest.json", {"absent": {"a": 1}}),
+        ("manifest.json", {"absent": {"a": {"sha256": "x"}}}),
+        ("manifest.json", {"files": []}),
+        ("manifest.json", {"study": 7}),
+    ],
+)
+def test_damaged_records_are_named(packed: Path, name: str, change: dict[str, object]) -> None:
+    folder, _ = kvferry.unpack(packed, "out")
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
+    with pytest.raises(InputError, match=name.replace(".", r"\.")):
+        kvferry.check(folder, jobs=1)
 
 
 def test_a_comparison_is_drawn_again_with_its_table(study: Path) -> None:

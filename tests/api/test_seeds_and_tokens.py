@@ -11,7 +11,6 @@ import kvferry
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 
-
 # Of which the first one is not the median.
 SEEDS = 5
 
