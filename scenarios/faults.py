@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from kvferry.scenarios.library import BUNDLED
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.base import BadKey
 from kvferry.specs.errors import InputError
@@ -79,8 +80,9 @@ def input_error(complaints: Iterable[Complaint], tree: Node) -> InputError:
                 break
             node, depth = below, depth + 1
         at_key = complaint.at_key or depth < len(complaint.key)
-        # What is missing in a file that another one names, is missing there.
-        elsewhere = depth < len(complaint.key) and depth > 0 and node.place.source != node.key_place.source
+        # What is missing in a user's file that another one names, is missing there.
+        elsewhere = 0 < depth < len(complaint.key) and node.place.source != node.key_place.source
+        elsewhere = elsewhere and not node.place.folder.is_relative_to(BUNDLED)
         place = node.key_place if at_key and not elsewhere else node.place
         key = ".".join(str(part) for part in complaint.key)
         line = f"{place}: {key}: {complaint.what}" if key else f"{place}: {complaint.what}"
