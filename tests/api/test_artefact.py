@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import stat
 import zipfile
@@ -17,6 +18,8 @@ from kvferry.api import archive as artefact
 from kvferry.pipelines.plugins import drop, used
 from kvferry.scenarios.loader import scenario_hash
 from kvferry.specs.errors import InputError
+from kvferry.traces.format import StoredTrace, write_trace
+from kvferry.traces.importers import import_trace
 
 DEVICE = "extends: rtx-5080-laptop\nname: mine\nprocessors: {gpu: {flop_per_s: 120 Tflop/s}}\n"
 TRACE = "time_s,bytes_per_s\n0,10000000\n1,5000000\n2,20000000\n3,20000000\n"
@@ -90,6 +93,27 @@ def test_a_rerun_elsewhere_gives_the_same_bytes(packed: Path, tmp_path: Path, mo
     assert (folder / "rerun/points.parquet").read_bytes() == (folder / "points.parquet").read_bytes()
     # A folder that was unpacked before is checked again.
     assert kvferry.unpack(folder)[1] == manifest
+
+
+@pytest.mark.long
+def test_the_tutorials_study_rerun_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its three files as the page has them, its log imported as it says."""
+    page = (Path(__file__).parents[2] / "docs/tutorial.md").read_text()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    for name, text in re.findall(r'^```\w+ title="([\w.-]+)"\n(.*?)^```', page, re.DOTALL | re.MULTILINE):
+        Path(name).write_text(text)
+    write_trace(Path("walk-trace.csv"), StoredTrace("bandwidth", import_trace(Path("walk.csv"))))
+    swept = kvferry.sweep("lengths.yaml", jobs=1)
+    file, manifest = kvferry.pack(swept.folder)
+    kept, rows = file.read_bytes(), (swept.folder / "points.parquet").read_bytes()
+    shutil.rmtree(tmp_path / "there")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("lengths.kvferry.zip").write_bytes(kept)
+    folder, _ = kvferry.unpack("lengths.kvferry.zip")
+    assert manifest.rows == 36 and kvferry.check(folder, jobs=1).same
+    assert (folder / "rerun/points.parquet").read_bytes() == rows
 
 
 def test_equal_folders_give_equal_archives(packed: Path) -> None:
