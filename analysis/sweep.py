@@ -106,6 +106,7 @@ def run_study(
     not_measured = sorted({point.device.name for point in study.points if not point.device.is_measured})
     about, chance = (study.name, devices_of(study.points)), chance_of(study.points)
     drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, about, chance)
+    said += _of_former_plots(folder / "plots", {*drawn.behind, *drawn.not_drawn}) if study.plots else []
     headlines = {WORKLOADS[point.workload.kind].headline for point in study.points}
     pairs = paired(frame, headlines.pop(), study.axes) if len(headlines) == 1 else []
     failed = frame[frame["outcome"] == "failed"]
@@ -133,6 +134,12 @@ def run_study(
         "paired": [asdict(one) for one in pairs],
         "pairs": [str(one) for one in pairs],
     }
+
+
+def _of_former_plots(folder: Path, names: Collection[str]) -> list[str]:
+    """A line on pictures that lie there and that the study does not ask for any more."""
+    former = sorted({path.stem for path in folder.glob("*.png")} - set(names))
+    return [f"{folder} still holds pictures that this study does not draw: {', '.join(former)}"] if former else []
 
 
 def _brought_back(data: Dataset, keys: Collection[str]) -> set[str]:

@@ -135,6 +135,13 @@ def test_rows_of_other_studies_are_left_out(study: Path) -> None:
     assert kvferry.check(folder, jobs=1).same
 
 
+def test_pictures_that_a_study_does_not_draw_any_more_are_named(study: Path) -> None:
+    assert kvferry.sweep("study.yaml", jobs=1).summary["said"] == []
+    (study / "study.yaml").write_text(STUDY.replace(", name: bars", ", name: others"))
+    said = kvferry.sweep("study.yaml", jobs=1).summary["said"]
+    assert said[-1] == "runs/study/plots still holds pictures that this study does not draw: bars"
+
+
 def _kept(study: Path) -> str:
     (kept,) = (study / "runs/study").glob("study-*.yaml")
     return kept.name
