@@ -75,9 +75,9 @@ class Provenance:
     intervals: bool | None = None
 
 
-def write_record(folder: Path, study: Study, intervals: bool | None = None) -> list[str]:
-    """Writes all of it; `intervals`: which points were asked for theirs. Returns lines to say, of another study that
-    lay there. Raises KvferryError."""
+def write_record(folder: Path, study: Study, keys: Sequence[str], intervals: bool | None = None) -> list[str]:
+    """Writes all of it; `keys` are those of the points, `intervals`: which points were asked for theirs. Returns lines
+    to say, of another study that lay there. Raises KvferryError."""
     named: dict[str, str] = {}
     files: dict[str, NamedFile] = {}
     left = MOST_FILES_BYTES
@@ -100,7 +100,6 @@ def write_record(folder: Path, study: Study, intervals: bool | None = None) -> l
     write_file(folder / PROVENANCE, to_json(asdict(_provenance(study, files, intervals))).encode())
     import pyarrow as pa
 
-    keys = [scenario_hash(point) for point in study.points]
     write_file(folder / ORDER, parquet_bytes({"key": pa.array(keys, pa.string())}))
     return said
 

@@ -102,7 +102,7 @@ def run_study(
         study.points, folder, workers, progress, executor=executor, intervals_of=intervals_of, labels=study.labels
     )
     frame = frame.drop_duplicates("key")
-    said = write_record(folder, study, intervals)
+    said = write_record(folder, study, list(frame["key"]), intervals)
     not_measured = sorted({point.device.name for point in study.points if not point.device.is_measured})
     about, chance = (study.name, devices_of(study.points)), chance_of(study.points)
     drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, about, chance)
