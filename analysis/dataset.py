@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.journal import SUFFIX, Journal, Row, rows_of
+from kvferry.analysis.variants import VARIANT
 from kvferry.specs.errors import KvferryError
 from kvferry.system.whole_file import write_file
 
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 # Wall times start with this. They differ between equal runs and are kept apart, so that the points' bytes do not.
 MEASURED = "measured."
 # The first columns of the table; the prefix of a column's name says what it holds.
-_FIRST = ("key", "outcome", "why", "name", "backend", "system", "seed", "coupling", "measure")
+_FIRST = ("key", "outcome", "why", VARIANT, "name", "backend", "system", "seed", "coupling", "measure")
 _PROFILES = ("device.", "model.")
 _LAST = ("version",)
+# Where rows go that others take the place of.
+EARLIER = "earlier.parquet"
 _ALWAYS = ("key", "outcome", "why", "version")
 
 
@@ -28,6 +31,7 @@ class Dataset:
     """The rows of one folder, one per key. Use it in a ``with``: one process writes at a time.
 
     points.parquet   one row per point, sorted by key: equal results give equal bytes, whatever their order
+    earlier.parquet  rows that rows of another version have taken the place of, by key and version
     timings.parquet  the wall times of the same points
     parts/           journals: rows not yet in the two, on disk as soon as they were added
 
@@ -54,15 +58,19 @@ class Dataset:
             self._journal = Journal(self.folder / "parts")
         self._journal.add(row)
 
-    def compact(self) -> pd.DataFrame:
-        """Bring all rows into the two tables and remove the parts; returns the points, as ``read_points`` does.
+    def compact(self, labels: Mapping[str, str] | None = None) -> pd.DataFrame:
+        """Bring all rows into the tables and remove the parts; returns the points, as ``read_points`` does. `labels`:
+        of variants, by key; rows that were kept under another one get it.
 
         Safe to interrupt: the parts are removed last.
         """
         self._close_journal()
         parts = _parts(self.folder)
-        rows = _read(self.folder)
-        if parts:
+        rows, replaced = _read(self.folder)
+        rows, renamed = _labelled(rows, labels or {})
+        if len(replaced):
+            write_file(self.folder / EARLIER, _bytes_of(_arrow(_together(read_earlier(self.folder), replaced))))
+        if parts or renamed:
             timings = rows.select(["key", *_timed(rows)])
             write_file(self.folder / "points.parquet", _bytes_of(rows.drop_columns(_timed(rows))))
             write_file(self.folder / "timings.parquet", _bytes_of(timings))
@@ -82,17 +90,31 @@ def read_points(folder: Path) -> pd.DataFrame:
 
     Columns: key, outcome, why, settings (named as by ``settings_of``), metrics, version. Empty if there is no data set.
     """
-    return _points(_read(folder))
+    return _points(_read(folder)[0])
+
+
+def read_earlier(folder: Path) -> pd.DataFrame:
+    """The rows of other versions that were replaced, sorted by key and version; columns as in ``read_points``."""
+    import pandas as pd
+
+    table = _table(folder / EARLIER, ("key", "outcome", "version"))
+    return pd.DataFrame(columns=list(_ALWAYS)) if table is None else table.to_pandas()
+
+
+def rows_bytes(folder: Path, keys: Collection[str]) -> bytes:
+    """The points with these keys alone, as a table that held no others would have them."""
+    points = read_points(folder)
+    return _bytes_of(_arrow(points[points["key"].isin(keys)].astype(object)))
 
 
 def _parts(folder: Path) -> list[Path]:
     return sorted((folder / "parts").glob(f"[!.]*{SUFFIX}"))
 
 
-def _read(folder: Path) -> Any:
-    """All rows with their wall times as an Arrow table, the parts' over the tables', by key and in order."""
+def _read(folder: Path) -> tuple[Any, pd.DataFrame]:
+    """All rows with their wall times as an Arrow table, the parts' over the tables', by key and in order; and the ones
+    of other versions that they take the place of, without wall times."""
     import pandas as pd
-    import pyarrow as pa
 
     # Parts first: if another process compacts one meanwhile, its rows are then found in the tables.
     fresh = _by_column(row for path in _parts(folder) for row in _rows_of(path))
@@ -103,10 +125,38 @@ def _read(folder: Path) -> Any:
         rows = rows.merge(timings.to_pandas(), on="key", how="left")
     # As objects: pandas would turn False into 0 in a column with whole numbers.
     rows = pd.concat([rows.astype(object), fresh])
-    rows = rows.drop_duplicates("key", keep="last").sort_values("key")
-    # Without columns that only replaced rows had.
+    last = rows.drop_duplicates("key", keep="last").sort_values("key")
+    before = rows[
+        (rows["version"] != rows["key"].map(last.set_index("key")["version"])) & (rows["outcome"] != "failed")
+    ]
+    before = before.drop(columns=[column for column in before if str(column).startswith(MEASURED)])
+    return _arrow(last), before
+
+
+def _arrow(rows: pd.DataFrame) -> Any:
+    """The rows as an Arrow table in the order of columns, without columns that no row has a value in."""
+    import pyarrow as pa
+
     used = [column for column in map(str, rows.columns) if column in _ALWAYS or rows[column].notna().any()]
     return pa.table({column: _array(rows[column]) for column in sorted(used, key=_order)})
+
+
+def _together(earlier: pd.DataFrame, replaced: pd.DataFrame) -> pd.DataFrame:
+    import pandas as pd
+
+    rows = pd.concat([earlier.astype(object), replaced.astype(object)])
+    return rows.drop_duplicates(["key", "version"], keep="last").sort_values(["key", "version"])
+
+
+def _labelled(rows: Any, labels: Mapping[str, str]) -> tuple[Any, bool]:
+    """The rows with these labels, by key, and whether any of them had another."""
+    if not labels:
+        return rows, False
+    frame = rows.to_pandas().astype(object)
+    had = frame[VARIANT] if VARIANT in frame else frame["key"].map({})
+    wanted = frame["key"].map(dict(labels)).fillna(had)
+    same = (wanted == had) | (wanted.isna() & had.isna())
+    return (rows, False) if same.all() else (_arrow(frame.assign(**{VARIANT: wanted})), True)
 
 
 def _timed(rows: Any) -> list[str]:

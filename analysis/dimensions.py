@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,8 +18,8 @@ Dimension = dict[str, list[Node]]
 _Path = tuple[str | int, ...]
 
 
-def dimensions_of(spec: StudySpec, tree: Node) -> list[Dimension]:
-    """Axes, then zip groups, then samples, then seeds. Raises InputError."""
+def dimensions_of(spec: StudySpec, tree: Node, taken: Sequence[str] = ()) -> list[Dimension]:
+    """Axes, then zip groups, then samples, then seeds; `taken` are keys that variants set. Raises InputError."""
     faults: list[Complaint] = []
     # By dimension, where each of its keys stands in the file.
     paths: list[dict[str, _Path]] = [{key: ("axes", key)} for key in spec.axes]
@@ -32,13 +32,13 @@ def dimensions_of(spec: StudySpec, tree: Node) -> list[Dimension]:
     if spec.seeds is not None:
         paths.append({"seed": ("seeds",)})
         dimensions.append({"seed": [node_of(seed, _at(tree, ("seeds",)).place) for seed in spec.seeds]})
-    faults = faults or list(_misfits(paths, dimensions))
+    faults = faults or list(_misfits(paths, dimensions, taken))
     if faults:
         raise input_error(faults, tree)
     return dimensions
 
 
-def _misfits(paths: list[dict[str, _Path]], dimensions: list[Dimension]) -> Iterator[Complaint]:
+def _misfits(paths: list[dict[str, _Path]], dimensions: list[Dimension], taken: Sequence[str]) -> Iterator[Complaint]:
     seen: list[str] = []
     for group, dimension in zip(paths, dimensions, strict=True):
         first = next(iter(dimension))
@@ -46,6 +46,9 @@ def _misfits(paths: list[dict[str, _Path]], dimensions: list[Dimension]) -> Iter
             earlier = next((other for other in seen if f"{other}.".startswith(f"{key}.")), None)
             if earlier is not None:
                 yield Complaint(path, f"sets what the axis {earlier} varies; keep one of them", at_key=True)
+            varied = next((one for one in taken if f"{key}.".startswith(f"{one}.") or one.startswith(f"{key}.")), None)
+            if varied is not None:
+                yield Complaint(path, f"varies what a variant sets, {varied}; keep one of them", at_key=True)
             if len(dimension[key]) != len(dimension[first]):
                 what = f"{len(dimension[key])} values beside {len(dimension[first])} of {first}"
                 yield Complaint(path, f"{what}; keys that go together need as many")

@@ -19,7 +19,9 @@ from kvferry.analysis.sessions import turns_columns
 from kvferry.analysis.steps import steps_of
 from kvferry.analysis.tables import INTERVAL
 from kvferry.analysis.timeline import chrome_trace
+from kvferry.analysis.variants import VARIANT
 from kvferry.backends.world import Inputs
+from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.pipelines.workload import Progress
 from kvferry.system.whole_file import write_file
@@ -35,10 +37,13 @@ _ASKED = ("context_tokens", "question_tokens", "source", "conversation", "turn")
 _PATHS = {True: "streamed", False: "computed"}
 
 
-def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *, plots: bool = True) -> list[Path]:
+def write_run(
+    folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *, plots: bool = True, tokens: bool = False
+) -> list[Path]:
     """Write scenario.yaml, spans.parquet, requests.parquet, trace.json, metrics.json and, with `plots`, plots/; returns
     the files. Of a loaded context, units.parquet says which unit came by which path; of conversations, turns.parquet
-    has a row per turn.
+    has a row per turn; of plugins in use, plugins/ has the text; with
+    `tokens`, tokens.parquet has a row per token.
 
     If a real model answered, answers.json has its token ids by sequence.
 
@@ -48,12 +53,14 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
     title = _title(envelope)
     written = [
         write_file(folder / "scenario.yaml", scenario_yaml.encode()),
-        write_file(folder / "spans.parquet", _parquet(spans_columns(run))),
+        write_file(folder / "spans.parquet", parquet_bytes(spans_columns(run))),
         write_file(
-            folder / "requests.parquet", _parquet(requests_columns(run, bounded="bound_s" in envelope["metrics"]))
+            folder / "requests.parquet", parquet_bytes(requests_columns(run, bounded="bound_s" in envelope["metrics"]))
         ),
         *_units_file(folder, run),
         *_turns_file(folder, run),
+        *write_plugins(folder),
+        *([write_file(folder / "tokens.parquet", parquet_bytes(tokens_columns(run)))] if tokens else []),
         write_file(folder / "trace.json", chrome_trace(run, title=title).encode()),
     ]
     if "answers" in run.measured:
@@ -63,6 +70,15 @@ def write_run(folder: Path, scenario_yaml: str, run: Run, envelope: Envelope, *,
     if plots:
         written += write_drawn(run_pictures(folder, run, envelope))
     return written
+
+
+def write_plugins(folder: Path) -> list[Path]:
+    """The text of the files in use, each below the beginning of its digest, as its name is a part of the version."""
+    return [
+        write_file(folder / "plugins" / plugin.sha256[:12] / f"{plugin.name}.py", plugin.text)
+        for plugin in used()
+        if plugin.text is not None
+    ]
 
 
 def run_pictures(folder: Path, run: Run, envelope: Envelope) -> dict[Path, Draw]:
@@ -95,6 +111,7 @@ def write_comparison(
     *,
     failed: Mapping[str, str] = {},
     plots: bool = True,
+    tokens: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> list[Path]:
     """Write a run's folder per system (all three mappings by system), comparison.json, and plots/ of all together, the
@@ -104,7 +121,7 @@ def write_comparison(
     draws: dict[Path, Draw] = {}
     for system, run in runs.items():
         own = folder / folder_name(system)
-        written += write_run(own, scenario_yaml[system], run, envelopes[system], plots=False)
+        written += write_run(own, scenario_yaml[system], run, envelopes[system], plots=False, tokens=tokens)
         draws |= run_pictures(own, run, envelopes[system])
     marks = lower_quality({system: envelope["metrics"] for system, envelope in envelopes.items()})
     found = {"systems": dict(envelopes), "failed": dict(failed), "marks": marks}
@@ -120,7 +137,7 @@ def comparison_pictures(
     from kvferry.analysis.compare import compare_bars, compare_gantt
 
     draws: dict[Path, Draw] = {}
-    title = next((f"{envelope['scenario']}{_unmeasured(envelope)}" for envelope in envelopes.values()), "")
+    title = _title_of_all(envelopes)
     metrics = {system: envelope["metrics"] for system, envelope in envelopes.items()}
     if any(run.spans for run in runs.values()):
         lesser = lower_quality(metrics)
@@ -128,16 +145,23 @@ def comparison_pictures(
         shown = {names[name]: replace(run, inputs=Inputs(), measured={}, counted=None) for name, run in runs.items()}
         draws[folder / "plots" / "paths"] = partial(compare_gantt, shown, title=title)
     if any(ranked_by in figures for figures in metrics.values()):
-        draws[folder / "plots" / "bars"] = partial(
-            compare_bars,
-            metrics,
-            title=title,
-            ranked_by=ranked_by,
-            ranges=_ranges(envelopes),
-            line="range" if any("ranges" in envelope for envelope in envelopes.values()) else INTERVAL,
-            outcomes={name: run.outcome for name, run in runs.items()},
-        )
+        draws[folder / "plots" / "bars"] = partial(compare_bars, metrics, **bars_of(envelopes, ranked_by))
     return draws
+
+
+def bars_of(envelopes: Mapping[str, Envelope], ranked_by: str) -> dict[str, Any]:
+    """What ``compare_bars`` takes beside the metrics."""
+    return {
+        "title": _title_of_all(envelopes),
+        "ranked_by": ranked_by,
+        "ranges": _ranges(envelopes),
+        "line": "range" if any("ranges" in envelope for envelope in envelopes.values()) else INTERVAL,
+        "outcomes": {name: envelope["outcome"] for name, envelope in envelopes.items()},
+    }
+
+
+def _title_of_all(envelopes: Mapping[str, Envelope]) -> str:
+    return next((f"{envelope['scenario']}{_unmeasured(envelope)}" for envelope in envelopes.values()), "")
 
 
 def write_drawn(draws: Mapping[Path, Draw], progress: Progress = lambda done, of: None) -> list[Path]:
@@ -182,7 +206,7 @@ def _ranges(envelopes: Mapping[str, Envelope]) -> dict[str, dict[str, tuple[floa
 
 
 def _title(envelope: Envelope) -> str:
-    return f"{envelope['scenario']}: {envelope['system']}{_unmeasured(envelope)}"
+    return f"{envelope['scenario']}: {envelope.get(VARIANT, envelope['system'])}{_unmeasured(envelope)}"
 
 
 def _unmeasured(envelope: Envelope) -> str:
@@ -271,21 +295,29 @@ def units_columns(requests: Sequence[RequestRecord]) -> Mapping[str, Any]:
     }
 
 
+def tokens_columns(run: Run) -> Mapping[str, Any]:
+    """A row per token that was answered: request, token, from 0 in each, and at_s, when it was there on the run's
+    clock."""
+    rows = [(record.request, n, at_s) for record in run.requests for n, at_s in enumerate(token_times_s(record))]
+    request, token, at_s = zip(*rows, strict=True) if rows else ((),) * 3
+    return {"request": whole(request), "token": whole(token), "at_s": real(at_s)}
+
+
 def _units_file(folder: Path, run: Run) -> list[Path]:
     """units.parquet of a run that loaded a context."""
     if not any(record.units for record in run.requests):
         return []
-    return [write_file(folder / "units.parquet", _parquet(units_columns(run.requests)))]
+    return [write_file(folder / "units.parquet", parquet_bytes(units_columns(run.requests)))]
 
 
 def _turns_file(folder: Path, run: Run) -> list[Path]:
     """turns.parquet of a run of conversations."""
     if run.sessions is None:
         return []
-    return [write_file(folder / "turns.parquet", _parquet(turns_columns(run.sessions.turns)))]
+    return [write_file(folder / "turns.parquet", parquet_bytes(turns_columns(run.sessions.turns)))]
 
 
-def _parquet(columns: Mapping[str, Any]) -> bytes:
+def parquet_bytes(columns: Mapping[str, Any]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

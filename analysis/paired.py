@@ -11,6 +11,7 @@ import numpy as np
 
 from kvferry.analysis.axis_values import columns_under
 from kvferry.analysis.figures import less_is_better
+from kvferry.analysis.variants import VARIANT
 from kvferry.traces.chance import Source, generator
 
 if TYPE_CHECKING:
@@ -51,26 +52,26 @@ class Paired:
 
 
 def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paired]:
-    """Returns every pair of a study's systems by their points that are done, the better one of each first; none where
-    the system is no axis."""
-    if "system" not in axes or metric not in points:
+    """Returns every pair of a study's variants, or else of its systems, by their points that are done, the better one
+    of each first; none where neither is an axis."""
+    which = VARIANT if VARIANT in axes else "system"
+    if which not in axes or metric not in points:
         return []
     done = points[(points["outcome"] == "done") & points[metric].gt(0)]
-    systems = list(dict.fromkeys(done["system"]))
+    systems = list(dict.fromkeys(done[which]))
     if len(systems) > _MOST_SYSTEMS:
         return []
-    found = (column for key in (*axes, "seed") if key != "system" for column in columns_under(key, done.columns))
+    found = (column for key in (*axes, "seed") if key != which for column in columns_under(key, done.columns))
     same = list(dict.fromkeys(found))
     # By text, as a setting may be of several types, and a missing one equals itself.
     place = done[same].astype(str).agg("|".join, axis=1) if same else done["outcome"]
     by_system = {
-        name: dict(zip(place[rows.index], rows[metric], strict=True))
-        for name, rows in done.groupby("system", sort=False)
+        name: dict(zip(place[rows.index], rows[metric], strict=True)) for name, rows in done.groupby(which, sort=False)
     }
     by_chance = [column for column in same if column == "seed" or column.startswith("link.")]
     course = dict(zip(place, done[by_chance].astype(str).agg("|".join, axis=1) if by_chance else place, strict=True))
     quality = {
-        key: done.groupby("system")[key].median().to_dict() if key in done else {}
+        key: done.groupby(which)[key].median().to_dict() if key in done else {}
         for key in ("kv_relative_error", "attended_share")
     }
     return [

@@ -14,6 +14,7 @@ from kvferry.analysis.interval_columns import IntervalsOf, columns_of
 from kvferry.analysis.journal import Row
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.settings import settings_of
+from kvferry.analysis.variants import VARIANT
 from kvferry.pipelines.plugins import Plugin, take_up
 from kvferry.pipelines.record import Run
 from kvferry.scenarios.loader import dump_scenario, dumped_scenario, scenario_hash
@@ -29,11 +30,13 @@ class Point:
 
     key: str
     text: str
+    # Of its variant in the study; "": it has none.
+    label: str = ""
 
     @classmethod
-    def of(cls, scenario: Scenario, key: str | None = None) -> Point:
+    def of(cls, scenario: Scenario, key: str | None = None, label: str = "") -> Point:
         text = json.dumps(dump_scenario(scenario), separators=(",", ":"), allow_nan=False)
-        return cls(key or scenario_hash(scenario), text)
+        return cls(key or scenario_hash(scenario), text, label)
 
     def scenario(self) -> Scenario:
         return dumped_scenario(json.loads(self.text))
@@ -97,6 +100,7 @@ class Work:
         settings = settings_of(scenario)
         return {
             "key": point.key,
+            **({VARIANT: point.label} if point.label else {}),
             **settings,
             **found,
             "why": why,

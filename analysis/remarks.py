@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from kvferry.analysis.ran_on import drawn_ids
 from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.specs.device import CalibrationSpec, DeviceSpec
@@ -133,5 +134,7 @@ def remarks_on(runs: Mapping[str, tuple[Scenario, Run]], same_on_all_runtimes: C
             lines.append(f"energy is not counted: {why}")
         if why := why_no_cloud_energy(scenario, run):
             lines.append(f"the cloud's energy is not counted: {why}")
+        if why := drawn_ids(scenario):
+            lines.append(why)
         found |= dict.fromkeys(lines)
     return [*found, *_software(assume.items(), named=len(runs) > 1)]

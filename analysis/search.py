@@ -25,7 +25,7 @@ from kvferry.analysis.point import Point, Work
 from kvferry.analysis.repeats import Range
 from kvferry.analysis.search_space import Choice, Space, space_of
 from kvferry.analysis.search_spec import Constraint, SearchSpec, constraint_of
-from kvferry.analysis.study_base import StudyBase, located, output_folder
+from kvferry.analysis.study_base import StudyBase, check_kind, located, output_folder
 from kvferry.analysis.study_filter import Filter
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
@@ -87,6 +87,7 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
     """
     path = located("search", source)
     tree = read_document(path)
+    check_kind("search", tree, path)
     try:
         spec = SearchSpec.model_validate(tree.plain())
     except ValidationError as error:
@@ -194,7 +195,7 @@ def _study(search: Search) -> Study:
     try:
         import optuna
     except ImportError:
-        raise MissingExtra("a search needs optuna; install it with: pip install 'kvferry[search]'") from None
+        raise MissingExtra("a search needs optuna; install it with: pip install '.[search]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = search.spec.seed
     with _quiet():

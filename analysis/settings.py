@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection
 from typing import Any
 
+from kvferry.scenarios.named_files import named_files, portable_name
 from kvferry.specs.scenario import Scenario
 
 Scalar = str | float | int | bool
@@ -16,7 +17,8 @@ _ENDINGS = ("_bytes_per_s", "_s", "_bytes", "_hz", "_j", ".name")
 def settings_of(scenario: Scenario) -> dict[str, Scalar]:
     """ "workload.context" -> 16384, "link.rtt_s" -> 0.004 ...: field names joined by dots.
 
-    Lists are JSON text; what is not set is absent, and so is prose about sources.
+    Lists are JSON text; what is not set is absent, and so is prose about sources. A file that is named by its path
+    stands with its digest and its name, the same wherever it lies.
     """
     found: dict[str, Scalar] = {}
 
@@ -30,7 +32,12 @@ def settings_of(scenario: Scenario) -> dict[str, Scalar]:
         elif value is not None:
             found[".".join(path)] = value
 
-    lay_out(scenario.model_dump(), ())
+    dumped = scenario.model_dump()
+    lay_out(dumped, ())
+    for key, path in named_files(dumped).items():
+        # One that is gone stays as it was written.
+        if path.exists():
+            found[".".join(key)] = portable_name(path)
     return found
 
 

@@ -1,21 +1,24 @@
 """A study: one scenario varied over axes and seeds, and the plots of its results."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from kvferry.analysis.dimensions import Dimension, dimensions_of
 from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.settings import column_of, settings_of
-from kvferry.analysis.study_base import StudyBase, bundled_names, located, output_folder
+from kvferry.analysis.study_base import StudyBase, bundled_names, check_kind, located, output_folder
 from kvferry.analysis.study_filter import Filter
 from kvferry.analysis.study_spec import PlotSpec, StudySpec
+from kvferry.analysis.study_text import study_text
+from kvferry.analysis.variants import VARIANT, Variants, keys_set, variants_in
 from kvferry.scenarios.faults import MOST_LINES, complaints_of, input_error, nearest
-from kvferry.scenarios.loader import Check
+from kvferry.scenarios.loader import Check, scenario_hash
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs import human
 from kvferry.specs.document import read_document
@@ -32,8 +35,13 @@ class Study:
     points: tuple[Scenario, ...]
     # The keys that vary, in order, as the file writes them.
     axes: tuple[str, ...]
+    # Of each point the label of its variant; none: the study has no variants.
+    labels: tuple[str, ...] = ()
     plots: tuple[PlotSpec, ...]
     output: Path
+    # What its file would say that extends nothing, and the overrides of policies, which hold for all systems.
+    text: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
     # Lines to print below the figures: which policies of the base only one of its systems has.
     remarks: tuple[str, ...] = ()
 
@@ -45,19 +53,34 @@ def load_study(source: str, overrides: Sequence[str] = (), check: Check | None =
     """
     path = located("study", source)
     tree = read_document(path)
+    check_kind("study", tree, path)
     try:
         spec = StudySpec.model_validate(tree.plain())
     except ValidationError as error:
         raise input_error(complaints_of(error, StudySpec), tree) from None
     name = spec.name or path.stem
     output = output_folder(spec.output, tree, name)
-    dimensions = dimensions_of(spec, tree)
+    variants = variants_in(tree)
+    dimensions = dimensions_of(spec, tree, keys_set(variants))
     axes = tuple(key for dimension in dimensions for key in dimension)
-    base = StudyBase(tree, overrides, axes, check)
-    points = tuple(_points(base, dimensions, Filter.of(spec.where, tree)))
-    _check_plots(spec, tree, points)
+    base = StudyBase(tree, overrides, (*axes, *keys_set(variants)), check)
+    found = list(_points(base, variants, dimensions, Filter.of(spec.where, tree)))
+    points = tuple(point for _, point in found)
+    labels = tuple(label for label, _ in found) if variants else ()
+    _check_apart(points, labels, tree)
+    _check_plots(spec, tree, points, labels)
     remarks = tuple(base.remarks({point.system for point in points}))
-    return Study(name=name, points=points, axes=axes, plots=spec.plots, output=output, remarks=remarks)
+    return Study(
+        name=name,
+        points=points,
+        axes=(VARIANT, *axes) if variants else axes,
+        labels=labels,
+        text=study_text(name, spec, tree, base, variants),
+        settings=tuple(one for one in overrides if one.partition("=")[0].strip().split(".")[0] == "policies"),
+        plots=spec.plots,
+        output=output,
+        remarks=remarks,
+    )
 
 
 def study_names() -> list[str]:
@@ -65,18 +88,23 @@ def study_names() -> list[str]:
     return bundled_names("study")
 
 
-def _points(base: StudyBase, dimensions: Sequence[Dimension], where: Filter) -> Iterator[Scenario]:
-    """Every combination that the filter keeps, as a valid scenario. Raises InputError with each distinct fault once,
-    after the last one, and when none is left."""
+def _points(
+    base: StudyBase, variants: Variants, dimensions: Sequence[Dimension], where: Filter
+) -> Iterator[tuple[str, Scenario]]:
+    """Every combination that the filter keeps, as a valid scenario with the label of its variant ("": there are none).
+    Raises InputError with each distinct fault once, after the last one, and when none is left."""
     faults: dict[str, None] = {}
     kept = 0
-    for settings in product(*(_looked_up(base, dimension) for dimension in dimensions)):
+    named = [(label, base.looked_up(values)) for label, values in variants.items()] or [("", {})]
+    varied = (_looked_up(base, dimension) for dimension in dimensions)
+    places = [{key: node for one in together for key, node in one.items()} for together in product(*varied)]
+    for (label, values), settings in product(named, places):
         try:
-            tree = base.with_values({key: node for together in settings for key, node in together.items()})
+            tree = base.with_values(values | settings)
             scenario = where.kept(tree, base.scenario)
             if scenario is not None:
                 kept += 1
-                yield scenario
+                yield label, scenario
         except InputError as error:
             faults |= dict.fromkeys(str(error).splitlines())
         if len(faults) > MOST_LINES:
@@ -92,11 +120,22 @@ def _looked_up(base: StudyBase, dimension: Dimension) -> list[dict[str, Node]]:
     return [base.looked_up(dict(zip(dimension, nodes, strict=True))) for nodes in zip(*dimension.values(), strict=True)]
 
 
-def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario]) -> None:
+def _check_apart(points: Sequence[Scenario], labels: Sequence[str], tree: Node) -> None:
+    """Raises InputError for variants that make the same point."""
+    known: dict[str, str] = {}
+    for point, label in zip(points, labels, strict=False):
+        other = known.setdefault(scenario_hash(point), label)
+        if other != label:
+            what = f"is the same scenario as {other}; let it set something else, or leave it out"
+            raise input_error([Complaint(("variants", label), what, at_key=True)], tree)
+
+
+def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario], labels: Sequence[str]) -> None:
     """Raises InputError if a plot names a setting or metric that the results will not have, before anything runs."""
     if not spec.plots:
         return
-    known = sorted({column for point in points for column in settings_of(point)} | set(FIGURES))
+    own = {VARIANT} if labels else set()
+    known = sorted({column for point in points for column in settings_of(point)} | set(FIGURES) | own)
     faults = [
         Complaint(("plots", n, key), f"{column!r:.60} is neither a setting nor a metric{nearest(column, known)}")
         for n, plot in enumerate(spec.plots)

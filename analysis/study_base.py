@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kvferry.scenarios.faults import input_error, nearest
 from kvferry.scenarios.library import BUNDLED, locate
+from kvferry.scenarios.library import names as names_of
 from kvferry.scenarios.loader import Check, checked_scenario
 from kvferry.scenarios.resolve import (
     Complaint,
@@ -39,9 +40,23 @@ def located(kind: str, source: str) -> Path:
     problem = regular_file(Path(source))
     if problem is None:
         return Path(source)
+    if source in names_of("scenario"):
+        base = f"a {kind}'s file names it as `base: {source}`"
+        raise InputError(f"{source!r} is a scenario: kvferry run {source}; {base}")
     if "/" in source or Path(source).suffix:
         raise InputError(f"{source!r:.200} {problem}{nearest(Path(source).stem, names)}")
     raise unknown_name(kind, source, names)
+
+
+def check_kind(kind: str, tree: Node, path: Path) -> None:
+    """Raises InputError for a file of another kind: a scenario, or the one of studies and searches that was not
+    asked for."""
+    if tree.child("base") is None and tree.child("workload") is not None:
+        raise InputError(f"{tree.place}: this is a scenario: kvferry run {path}; a {kind} names it as `base: {path}`")
+    if kind == "search" and tree.child("space") is None and any(map(tree.child, ("axes", "variants", "plots"))):
+        raise InputError(f"{tree.place}: this is a study: kvferry sweep {path}; a search has a `space`")
+    if kind == "study" and tree.child("space") is not None:
+        raise InputError(f"{tree.place}: this is a search: kvferry search {path}; a study has `axes`")
 
 
 def output_folder(named: str | None, tree: Node, name: str) -> Path:
@@ -88,6 +103,11 @@ class StudyBase:
         self._of_others = self._base
         if "system" in axes and base.child("policies"):
             self._of_others, _ = overridden(base.without(("policies",)), overrides)
+
+    @property
+    def resolved(self) -> Node:
+        """The scenario after overrides, names replaced by what they name."""
+        return self._base
 
     @property
     def systems(self) -> list[str]:

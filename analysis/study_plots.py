@@ -11,16 +11,19 @@ from kvferry.analysis.axis_values import columns_under, written_values
 from kvferry.analysis.bar_plots import bar, stack
 from kvferry.analysis.figures import FIGURES, RATES, label_of, less_is_better
 from kvferry.analysis.folder import write_pictures
+from kvferry.analysis.latex import latex_of
 from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
 from kvferry.analysis.quality import COARSER, MARK, SPARSE, coarser
 from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
-from kvferry.analysis.style import render
+from kvferry.analysis.style import AS_DRAWN, Print, render
 from kvferry.analysis.tables import full_rate
+from kvferry.analysis.variants import VARIANT
 from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.system.whole_file import write_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +41,8 @@ _DRAWN: dict[str, Callable[..., Any]] = {**PLOTS, "bar": bar, "stack": stack, "p
 # Of one plot, and the column that says which of them a row is in.
 MOST_PANELS = 9
 _PANEL = "panel"
+# Columns whose values bear the mark of lower quality.
+MARKED = ("system", VARIANT)
 _TOKENS = ("workload.context", "workload.question", "workload.output", "workload.chunk_tokens")
 
 
@@ -57,10 +62,12 @@ def draw_plots(
     axes: Sequence[str] = (),
     about: tuple[str, str] = ("", ""),
     chance: str = "",
+    how: Print = AS_DRAWN,
+    latex: bool = False,
 ) -> Drawn:
-    """Write each plot of a study's results as PNG and SVG. `axes` are the keys that the study varies. `about`: the
-    title of a plot that has none of its own, and what follows any title: on which devices. `chance`: what seeds vary
-    of the link (`chance_of`).
+    """Write each plot of a study's results, and with `latex` a table of what its marks show. `axes` are the keys that
+    the study varies. `about`: the title of a plot that has none of its own, and what follows any title: on which
+    devices. `chance`: what seeds vary of the link (`chance_of`).
 
     Only points whose outcome is "done" are drawn: figures of an unfinished run would look too good. No mark mixes
     values of an axis silently: where a plot names neither the axis nor that it may be pooled, each value has a panel
@@ -76,39 +83,42 @@ def draw_plots(
             _check_there(plot, frame)
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
             behind = _behind(plot, frame, rows, facet, axes, chance)
-            drawn.behind[name] = f"{behind}; {mark}" if mark and "system" in plot.columns.values() else behind
+            drawn.behind[name] = f"{behind}; {mark}" if mark and {*MARKED} & {*plot.columns.values()} else behind
             arguments = _arguments(plot, rows) | {"facet": facet, "note": drawn.behind[name]}
             arguments["title"] = (plot.title or about[0]) + about[1]
             if plot.kind == "pareto":
                 arguments["same"] = _settings(axes, rows.columns)
-            pictures = render(lambda plot=plot, rows=rows, how=arguments: _DRAWN[plot.kind](rows, **how))  # type: ignore[misc]
+            pictures = render(lambda plot=plot, rows=rows, what=arguments: _DRAWN[plot.kind](rows, **what), how)  # type: ignore[misc]
         except (InputError, ValueError) as error:  # no point was done, or none has this metric
             drawn.not_drawn[name] = str(error)
             drawn.behind.pop(name, None)
         else:
             drawn.files += write_pictures(folder / name, pictures)
+            if latex and (table := latex_of(plot.kind, rows, arguments, drawn.behind[name])) is not None:
+                drawn.files.append(write_file(folder / f"{name}.tex", table.encode()))
     return drawn
 
 
 def marked(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Returns the rows with the mark of lower quality behind each system that attends to a part of the tokens, or that
-    streamed clearly coarser KV than another, and what it means; "" where there is none."""
-    if "system" not in frame.columns:
-        return frame, ""
-    sparse = set(frame.loc[frame["attended_share"] < 1, "system"]) if "attended_share" in frame.columns else set()
-    coarse = coarser(_streamed(frame)).keys()
-    lesser = frame["system"].isin({*sparse, *coarse})
-    meanings = [meaning for meaning, systems in ((SPARSE, sparse), (COARSER, coarse)) if systems]
-    return frame.assign(system=frame["system"].mask(lesser, frame["system"] + f" {MARK}")), "; ".join(meanings)
+    """Returns the rows with the mark of lower quality behind each system and variant that attends to a part of the
+    tokens, or that streamed clearly coarser KV than another, and what it means; "" where there is none."""
+    meanings: list[str] = []
+    for which in (one for one in MARKED if one in frame.columns):
+        sparse = set(frame.loc[frame["attended_share"] < 1, which]) if "attended_share" in frame.columns else set()
+        coarse = coarser(_streamed(frame, which)).keys()
+        lesser = frame[which].isin({*sparse, *coarse})
+        meanings += [meaning for meaning, systems in ((SPARSE, sparse), (COARSER, coarse)) if systems]
+        frame = frame.assign(**{which: frame[which].mask(lesser, frame[which] + f" {MARK}")})
+    return frame, "; ".join(dict.fromkeys(meanings))
 
 
-def _streamed(frame: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Returns how coarse what each system streamed was, by the mean of its points."""
+def _streamed(frame: pd.DataFrame, which: str) -> dict[str, dict[str, float]]:
+    """Returns how coarse what each system or variant streamed was, by the mean of its points."""
     if "streamed_bits_per_value" not in frame.columns:
         return {}
     rows = frame[frame["streamed_bits_per_value"] > 0]
     found: dict[str, dict[str, float]] = {}
-    for system, points in rows.groupby("system"):
+    for system, points in rows.groupby(which):
         found[str(system)] = {"streamed_bits_per_value": float(points["streamed_bits_per_value"].mean())}
         if {"kv_relative_error", "streamed_share"} <= set(points.columns):
             # Of what was streamed alone: what was computed has no error.

@@ -129,6 +129,8 @@ class StudySpec(Spec):
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$")
     base: Base
     axes: Axes = Field(default_factory=dict)
+    # By label what it sets, key by key; analysis.variants reads them.
+    variants: dict[str, dict[str, Any] | None] | None = None
     # Axes that vary together, value by value.
     zip: tuple[Axes, ...] = ()
     samples: tuple[SampleSpec, ...] = ()

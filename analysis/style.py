@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvferry.analysis.paper_size import fit
 from kvferry.machine.ops import OPS
 from kvferry.machine.span import Span
 
@@ -56,6 +57,14 @@ RC: dict[str, Any] = {
     # Ids in the SVG come from this text and not from chance.
     "svg.hashsalt": "kvferry",
     "svg.fonttype": "path",
+    # Letters that journals take and programs can search.
+    "pdf.fonttype": 42,
+}
+# By name, with what a file is not to say of when and by what it was made.
+FORMATS: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
 
 
@@ -129,7 +138,18 @@ def _take_texts_literally(figure: Figure) -> None:
             text.set_parse_math(False)
 
 
-def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
+@dataclass(frozen=True)
+class Print:
+    """In which formats pictures are written, of ``FORMATS``, and how wide: None: as they are drawn, with titles."""
+
+    formats: tuple[str, ...] = ("png", "svg")
+    width_in: float | None = None
+
+
+AS_DRAWN = Print()
+
+
+def render(draw: Callable[[], Figure], how: Print = AS_DRAWN) -> dict[str, bytes]:
     """The drawn figure as {"png": bytes, "svg": bytes}: equal drawings give equal bytes."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -140,10 +160,12 @@ def render(draw: Callable[[], Figure]) -> dict[str, bytes]:
         figure = draw()
         _take_texts_literally(figure)
         FigureCanvasAgg(figure)
+        if how.width_in is not None:
+            fit(figure, how.width_in)
         pictures = {}
-        for format, nothing in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        for format in how.formats:
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=format, metadata=nothing)
+            figure.savefig(buffer, format=format, metadata=FORMATS[format])
             figure.set_layout_engine(None)  # found once: it takes as long as the drawing
             pictures[format] = buffer.getvalue()
     return pictures

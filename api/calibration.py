@@ -73,7 +73,7 @@ def calibrate(
         from kvferry.calibration.environment import usable_cores
         from kvferry.calibration.settings import PARTS, Settings
     except ImportError as error:
-        raise MissingExtra(f"calibrating needs {error.name}: pip install 'kvferry[torch]'; --from needs none") from None
+        raise MissingExtra(f"calibrating needs {error.name}: pip install '.[torch]'; --from needs none") from None
     if attention not in ("dense", "block-sparse"):
         raise InputError(f"attention {attention!r}: it can be dense or block-sparse")
     asked: dict[str, Any] = {
@@ -120,7 +120,7 @@ def sustained(
         from kvferry.calibration.sustained import sustained as measure
         from kvferry.model.models import check_device
     except ImportError as error:
-        raise MissingExtra(f"decoding here needs {error.name}: pip install 'kvferry[torch]'") from None
+        raise MissingExtra(f"decoding here needs {error.name}: pip install '.[torch]'") from None
     check_device(device)
     settings = Settings(model=model, random_weights=random_weights, threads=threads, device=device, dtype=dtype)
     _say_who_is_at_work(say)

@@ -13,17 +13,19 @@ from kvferry.analysis.equal_memory import unequal_memory
 from kvferry.analysis.figures import less_is_better
 from kvferry.analysis.folder import comparison_pictures, write_comparison
 from kvferry.analysis.intervals import SURE, beats
+from kvferry.analysis.paired import Paired, paired
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
 from kvferry.analysis.sureness import how_sure
 from kvferry.analysis.tables import UNCLEAR, UNSURE, compare_table
+from kvferry.api.comparable import Comparable, VariantsSource, comparable, with_seeds
 from kvferry.api.html import Picture, table_html, table_text
 from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.result import Result
-from kvferry.api.scenario import Settings, Source, under_systems
+from kvferry.api.scenario import Settings, Source
 from kvferry.backends.world import Say
-from kvferry.pipelines.workload import Progress, System
+from kvferry.pipelines.workload import Progress
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import dump_yaml
 from kvferry.specs import human
@@ -110,6 +112,19 @@ class Comparison:
         }
 
     @cached_property
+    def pairs(self) -> list[Paired]:
+        """Each two systems by the runs with the same seed, the better one first; none of one seed, or of real runs."""
+        import pandas as pd
+
+        rows = [
+            {"outcome": outcome, "system": name, "seed": seed, **metrics}
+            for name, one in self.results.items()
+            if one.scenarios
+            for seed, (outcome, metrics) in one.by_seed.items()
+        ]
+        return paired(pd.DataFrame(rows), self.headline, ("system", "seed")) if rows else []
+
+    @cached_property
     def pictures(self) -> dict[str, Picture]:
         """By name: "paths" what each system did over time, "bars" their figures."""
         runs = {name: one.run for name, one in self.results.items()}
@@ -137,19 +152,25 @@ class Comparison:
         )
 
     def write(
-        self, folder: str | Path, *, plots: bool = True, progress: Progress = lambda done, of: None
+        self,
+        folder: str | Path,
+        *,
+        plots: bool = True,
+        tokens: bool = False,
+        progress: Progress = lambda done, of: None,
     ) -> list[Path]:
         """Writes the folder that ``kvferry compare`` writes, and returns its files: one of each system, as
         ``Result.write`` does, comparison.json and, with `plots`, plots/. Raises KvferryError when a file cannot be
         written."""
         return write_comparison(
             Path(folder),
-            {name: dump_yaml(one.scenario) for name, one in self.results.items()},
+            {name: dump_yaml(one.described) for name, one in self.results.items()},
             {name: one.run for name, one in self.results.items()},
             self._envelopes,
             self.headline,
             failed=self.failed,
             plots=plots,
+            tokens=tokens,
             progress=progress,
         )
 
@@ -201,7 +222,7 @@ class Comparison:
 
         one_chunk, table = np.ones((1, 1, 1)), WORKLOADS[self.scenario.workload.kind].systems
         systems = {
-            name: table[name].with_policies(one.scenario.policy_values)
+            name: table[one.scenario.system].with_policies(one.scenario.policy_values)
             for name, one in self.results.items()
             if "regret" in one.metrics
         }
@@ -210,7 +231,11 @@ class Comparison:
         notes = [f"regret of {', '.join(by_level)}: against the bound at the smallest encoding"] if by_level else []
         if several:
             runs = max(len(one.runs) for one in self.results.values())
-            notes.append(f"medians of up to {runs} runs, taken in turns; {UNCLEAR}")
+            if any(one.scenarios for one in self.results.values()):
+                same = "~: its range meets that of a system above it; the pairs compare them seed by seed"
+                notes.append(f"medians of up to {runs} seeds; {same}")
+            else:
+                notes.append(f"medians of up to {runs} runs, taken in turns; {UNCLEAR}")
         notes += self._sure_notes()
         done = {name: one for name, one in self.results.items() if one.outcome == "done"}
         unequal = unequal_memory(
@@ -224,74 +249,6 @@ class Comparison:
         return notes
 
 
-@dataclass(frozen=True)
-class Comparable:
-    """What can be compared: the scenario under each system, why others are left out, which settings and policies some
-    of the systems do not have, and why some cannot have the number of tokens that all shall select."""
-
-    scenario: Scenario
-    under: Mapping[str, Scenario]
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    without_effect: tuple[str, ...] = ()
-    unable: Mapping[str, str] = field(default_factory=dict)
-
-
-def _attending_to(scenario: Scenario, system: System, tokens: int) -> Scenario:
-    """Returns the scenario whose system attends to this many tokens, if it selects any. Raises InputError."""
-    from kvferry.pipelines.decoding.quality import attending_to
-    from kvferry.pipelines.decoding.systems import DecodeSystem
-
-    return attending_to(scenario, system, tokens) if isinstance(system, DecodeSystem) else scenario
-
-
-def comparable(
-    source: Source,
-    systems: Sequence[str] | None = None,
-    settings: Settings = (),
-    *,
-    seed: int | None = None,
-    equal_tokens: int | None = None,
-) -> Comparable:
-    """Checks before the first one runs which systems can run a scenario. `systems`: None: those of the same paper that
-    can. `equal_tokens`: the ones that select KV select this many tokens each; what cannot is ``unable``. Raises
-    InputError as ``under_systems`` does, for a system that is asked for and cannot run the scenario, and where none is
-    able."""
-    found = under_systems(source, systems, settings, seed=seed)
-    scenario, under = found.own, dict(found.systems)
-    kind, left_out, unable = WORKLOADS[scenario.workload.kind], dict(found.left_out), dict[str, str]()
-    if equal_tokens is not None and scenario.workload.kind != "decode":
-        raise InputError(f"equal_tokens: {scenario.name} is {scenario.workload.kind}; it is for workloads that decode")
-    if equal_tokens is not None and equal_tokens < 1:
-        raise InputError(f"equal_tokens: at least 1 token is selected, got {equal_tokens}")
-
-    def system_of(name: str, one: Scenario) -> System:
-        """Raises InputError where it cannot run the scenario."""
-        system = kind.systems[name].with_policies(one.policy_values)
-        kind.flow(one, system, lambda done, of: None)
-        return system
-
-    for name, one in list(under.items()):
-        try:
-            system = system_of(name, one)
-        except InputError as error:
-            if systems is not None or name == scenario.system:
-                raise InputError(f"{name}: {error}") from None
-            left_out[name] = str(error)
-            del under[name]
-            continue
-        if equal_tokens is None:
-            continue
-        try:
-            under[name] = _attending_to(one, system, equal_tokens)
-            system_of(name, under[name])
-        except InputError as error:
-            unable[name] = str(error)
-            del under[name]
-    if not under:
-        raise InputError("; ".join(f"{name}: {why}" for name, why in unable.items()))
-    return Comparable(scenario, under, left_out, found.remarks, unable)
-
-
 def compare(
     scenario: Source | Comparable,
     systems: Sequence[str] | None = None,
@@ -299,6 +256,8 @@ def compare(
     *,
     seed: int | None = None,
     equal_tokens: int | None = None,
+    variants: VariantsSource | None = None,
+    seeds: int | None = None,
     runs: int = 1,
     intervals: bool = True,
     watch: Watch = unwatched,
@@ -307,26 +266,41 @@ def compare(
     """Carries a scenario out under several systems; None: those of its system's paper that can run it.
 
     Policies in `settings` hold for every system that has them; the scenario's own policies are its own system's, and
-    others run with theirs. `equal_tokens`: where decoding, every system that selects KV selects this many tokens; whole
-    blocks and the newest tokens may come on top. `runs`: how often each, for real, taken in turns. `scenario`,
-    `settings` and `seed` are those of ``load``, `intervals`, `watch` and `say` those of ``run``.
+    others run with theirs. `variants`: in place of systems, by label the keys that each sets, ``{"Ours": {"system":
+    "ferry"}}``, or a file that says so. `equal_tokens`: where decoding, every system that selects KV selects this many
+    tokens; whole blocks and the newest tokens may come on top. `seeds`: each once with so many seeds, 0, 1, ...:
+    figures are medians with their ranges, and ``pairs`` says at how many seeds one beats another. `runs`: how often
+    each, for real, taken in turns. `scenario`, `settings` and `seed` are those of ``load``, `intervals`, `watch` and
+    `say` those of ``run``.
 
     Raises InputError as ``load`` does, and for a system that is asked for and cannot run the scenario; MissingExtra
     where the real world is not installed. A system that fails, or cannot select `equal_tokens`, is named in ``failed``,
     and the others go on; what is done when Ctrl-C comes is kept.
     """
+    if not isinstance(scenario, Comparable) and seeds is not None:
+        scenario = with_seeds(scenario, seeds, systems, settings, equal_tokens=equal_tokens, variants=variants)
     if not isinstance(scenario, Comparable):
-        scenario = comparable(scenario, systems, settings, seed=seed, equal_tokens=equal_tokens)
+        scenario = comparable(scenario, systems, settings, seed=seed, equal_tokens=equal_tokens, variants=variants)
     check_runs(scenario.scenario, runs)
-    carried = carry_out(scenario.under, runs, watch, say)
+    turns = [scenario.under] * runs
+    if scenario.seeds:
+        turns = list(scenario.seeds)
+    carried = carry_out(turns, watch, say)
     results, interrupted = dict[str, Result](), carried.interrupted is not None
     for name, of_system in carried.runs.items():
         under, sureness = scenario.under[name], None
         try:
-            sureness = sureness_of(under, of_system[0], watch) if intervals and not interrupted else None
+            asked = intervals and not interrupted and not scenario.seeds
+            sureness = sureness_of(under, of_system[0], watch) if asked else None
         except KeyboardInterrupt:
             interrupted = True
-        results[name] = Result(under, of_system, sureness=sureness)
+        results[name] = Result(
+            under,
+            of_system,
+            sureness=sureness,
+            label=name if scenario.are_variants else None,
+            scenarios=tuple(turn[name] for turn in scenario.seeds)[: len(of_system)],
+        )
     return Comparison(
         scenario.scenario,
         results,

@@ -35,7 +35,7 @@ def encode(
     try:
         from kvferry.backends.live.loading.cloud_parts import encode_contexts
     except ImportError as error:
-        raise MissingExtra(f"encoding needs {error.name}: pip install 'kvferry[torch]'") from None
+        raise MissingExtra(f"encoding needs {error.name}: pip install '.[torch]'") from None
     codecs = {SYSTEMS[name].with_policies(one.policy_values).codec for name, one in under.items()}
     written = []
     for codec in sorted(codecs):

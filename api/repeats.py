@@ -1,6 +1,6 @@
 """Scenarios run several times, in turns: a machine that warms up or is busy for a while meets all systems alike."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -38,19 +38,17 @@ def check_runs(scenario: Scenario, runs: int) -> None:
         )
 
 
-def carry_out(
-    scenarios: Mapping[str, Scenario], runs: int, watch: Watch, say: Say, *, keep_going: bool = True
-) -> Carried:
-    """Every scenario once, then every one again, `runs` times. A system that fails, whatever the error, is not tried
-    again; what it finished is kept. Raises its error instead unless `keep_going`."""
+def carry_out(turns: Sequence[Mapping[str, Scenario]], watch: Watch, say: Say, *, keep_going: bool = True) -> Carried:
+    """Every scenario of a turn once, by system, then those of the next turn. A system that fails, whatever the error,
+    is not tried again; what it finished is kept. Raises its error instead unless `keep_going`."""
     from kvferry.pipelines.run import run_scenario
 
     carried = Carried()
-    for turn in range(runs):
+    for turn, scenarios in enumerate(turns):
         for name, scenario in scenarios.items():
             if name in carried.failed:
                 continue
-            of = f" (run {turn + 1} of {runs})" if runs > 1 else ""
+            of = f" (run {turn + 1} of {len(turns)})" if len(turns) > 1 else ""
             try:
                 with watch(f"{scenario.name}: {name}{of}") as progress:
                     run = run_scenario(scenario, progress, say=say)

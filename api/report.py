@@ -12,7 +12,7 @@ def report(folders: str | Path | Sequence[str | Path], output: str | Path = "rep
 
     Raises InputError for folders without results and damaged files, MissingExtra without the report extra.
     """
-    from kvferry.analysis.report.page import report as page_about
+    from kvferry.api.report_page.page import report as page_about
     from kvferry.system.whole_file import write_file
 
     named = [folders] if isinstance(folders, str | Path) else folders

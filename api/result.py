@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.envelope import Envelope, envelope_of, provenance_of
-from kvferry.analysis.folder import requests_columns, run_pictures, spans_columns, units_columns, write_run
+from kvferry.analysis.folder import (
+    requests_columns,
+    run_pictures,
+    spans_columns,
+    tokens_columns,
+    units_columns,
+    write_run,
+)
 from kvferry.analysis.metrics import metrics_for
+from kvferry.analysis.ran_on import ran_on
 from kvferry.analysis.remarks import remarks_on, why_no_energy
 from kvferry.analysis.repeats import Range, Repeats
 from kvferry.analysis.sureness import Sureness
 from kvferry.analysis.tables import run_table
+from kvferry.analysis.variants import VARIANT
 from kvferry.api.html import Picture, table_html, table_text
 from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
@@ -38,6 +47,8 @@ def envelope_for(scenario: Scenario, run: Run) -> Envelope:
     link = scenario.link
     runtime = runtime_of(scenario)
     software = {} if runtime is None else {"runtime": runtime.provenance(scenario.device)}
+    here = ran_on(scenario)
+    live = {"live": here} if here else {}
     source = link.trace if link.rate_bytes_per_s is None else with_unit(link.rate_bytes_per_s, "rate")
     return envelope_of(
         run,
@@ -45,7 +56,7 @@ def envelope_for(scenario: Scenario, run: Run) -> Envelope:
         scenario=scenario.name,
         system=scenario.system,
         seed=scenario.seed,
-        provenance=provenance_of(scenario.device, scenario.model, link=str(source), **software),
+        provenance=provenance_of(scenario.device, scenario.model, link=str(source), **software, **live),
         not_counted=why_no_energy(scenario, run),
     )
 
@@ -58,7 +69,8 @@ class Result:
     are of the run with the median of the metric that the workload is about. ``interrupted``: what was kept, where
     Ctrl-C ended it. ``sureness``: what is known of how far figures may be off; None where it was not asked for, and of
     real runs.
-    ``left_out``: which policies of the scenario's file are another system's.
+    ``left_out``: which policies of the scenario's file are another system's. ``label``: of a variant.
+    ``scenarios``: of each run, where they differ in their seed.
     """
 
     scenario: Scenario
@@ -66,24 +78,48 @@ class Result:
     interrupted: str | None = None
     sureness: Sureness | None = None
     left_out: tuple[str, ...] = ()
+    label: str | None = None
+    scenarios: tuple[Scenario, ...] = ()
 
     @cached_property
     def _repeats(self) -> Repeats:
-        return Repeats(self.runs, [metrics_for(self.scenario, run) for run in self.runs])
+        return Repeats(self.runs, [metrics_for(one, run) for one, run in zip(self._of_runs, self.runs, strict=True)])
+
+    @property
+    def _of_runs(self) -> Sequence[Scenario]:
+        return self.scenarios or [self.scenario] * len(self.runs)
 
     @cached_property
+    def _typical(self) -> int:
+        return self._repeats.typical(WORKLOADS[self.scenario.workload.kind].headline)
+
+    @property
     def run(self) -> Run:
         """All that the run left behind; of several, the one that stands for them."""
-        return self.runs[self._repeats.typical(WORKLOADS[self.scenario.workload.kind].headline)]
+        return self.runs[self._typical]
+
+    @property
+    def described(self) -> Scenario:
+        """The scenario of that run."""
+        return self._of_runs[self._typical]
+
+    @property
+    def by_seed(self) -> Mapping[int, tuple[str, dict[str, float]]]:
+        """Outcome and metrics of each run by its seed."""
+        rows = zip(self._of_runs, self.runs, self._repeats.metrics, strict=True)
+        return {one.seed: (run.outcome, dict(metrics)) for one, run, metrics in rows}
 
     @cached_property
     def envelope(self) -> Envelope:
         """The object that ``--json`` prints: outcome, metrics, scenario, system, seed, versions, provenance; of several
         runs also "runs" and "ranges"; of a modelled run "intervals" and the "evidence" that they are made from."""
-        envelope = envelope_for(self.scenario, self.run)
+        envelope = envelope_for(self.described, self.run)
+        if self.label is not None:
+            envelope[VARIANT] = self.label
         if self.ranges is not None:
             ranges = {key: list(ends) for key, ends in self.ranges.items()}
             envelope |= {"metrics": self._repeats.medians, "runs": len(self.runs), "ranges": ranges}
+            envelope |= {"seeds": [one.seed for one in self.scenarios]} if self.scenarios else {}
         if self.sureness is not None:
             intervals = {key: list(ends) for key, ends in self.intervals.items()}
             envelope |= {"intervals": intervals, "evidence": dict(self.sureness.evidence)}
@@ -151,6 +187,11 @@ class Result:
         return _frame(units_columns(self.run.requests))
 
     @cached_property
+    def tokens(self) -> pd.DataFrame:
+        """A row per token that was answered: request, token, from 0 in each, and at_s, when it was there."""
+        return _frame(tokens_columns(self.run))
+
+    @cached_property
     def pictures(self) -> dict[str, Picture]:
         """By name: "gantt" what each resource did over time; "decode" of a batch that decodes in lock step; "assist" of
         devices with a cloud."""
@@ -170,7 +211,8 @@ class Result:
     def table(self) -> Table:
         """The metrics as the command prints them, a rich.table.Table."""
         title = f"{self.scenario.name}: {self.scenario.system}"
-        title += f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
+        several = "seeds" if self.scenarios else "runs"
+        title += f", {len(self.runs)} {several}" if len(self.runs) > 1 else ""
         return run_table(
             self.metrics,
             title=title,
@@ -179,11 +221,12 @@ class Result:
             memory=self.envelope.get("memory_at_peak"),
         )
 
-    def write(self, folder: str | Path, *, plots: bool = True) -> list[Path]:
+    def write(self, folder: str | Path, *, plots: bool = True, tokens: bool = False) -> list[Path]:
         """Writes the folder that ``kvferry run`` writes, and returns its files: scenario.yaml, metrics.json,
-        spans.parquet, requests.parquet, units.parquet, trace.json and, with `plots`, plots/. Equal runs give equal
-        bytes. Raises KvferryError when a file cannot be written."""
-        return write_run(Path(folder), dump_yaml(self.scenario), self.run, self.envelope, plots=plots)
+        spans.parquet, requests.parquet, units.parquet, trace.json and, with `plots`, plots/, with
+        `tokens`, tokens.parquet. Equal runs give equal bytes. Raises KvferryError when a file cannot be written."""
+        described = dump_yaml(self.described)
+        return write_run(Path(folder), described, self.run, self.envelope, plots=plots, tokens=tokens)
 
     def __repr__(self) -> str:
         return table_text(self.table())
@@ -217,7 +260,7 @@ def run(
     loaded = load(scenario, settings, system=system, seed=seed)
     left_out = tuple(remarks_under(scenario, settings, loaded.system))
     check_runs(loaded, runs)
-    carried = carry_out({loaded.system: loaded}, runs, watch, say, keep_going=False)
+    carried = carry_out([{loaded.system: loaded}] * runs, watch, say, keep_going=False)
     finished = carried.runs.get(loaded.system, [])
     if carried.interrupted is None:
         try:

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvferry.analysis.folder import folder_name
 from kvferry.pipelines.checks import names_in_use, system_of
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.faults import input_error
 from kvferry.scenarios.loader import checked_scenario, dump_scenario, load_scenario, scenario_tree
-from kvferry.scenarios.resolve import check_systems_of, keys_in, overridden, policies_in, policies_left_out
+from kvferry.scenarios.resolve import check_systems_of, keys_in, overridden, policies_in, policies_left_out, resolve
+from kvferry.scenarios.sources import with_value
 from kvferry.specs.errors import InputError
+from kvferry.specs.node import Node
 from kvferry.specs.scenario import Scenario
 
 # What is to be different: {"link.rtt": "20 ms"}, or as the command's --set has it, ["link.rtt=20 ms"].
@@ -117,6 +120,36 @@ def under_systems(
     check_systems_of(keys_in(asked), found)
     of_own = policies_left_out(scenario_tree(described), found, keys_in(asked))
     return Under(own, found, (*remarks, *of_own), left_out)
+
+
+@naming_plugins()
+def under_variants(
+    source: Source, variants: Mapping[str, Mapping[str, Node]], settings: Settings = (), *, seed: int | None = None
+) -> Under:
+    """The scenario as each variant sets it, by label. Where one names another system than the source, the source's own
+    policies are left out; `settings` hold for all. Raises InputError as ``load`` does, and for variants that are the
+    same, that share a folder's name, or whose workload is of another kind."""
+    asked, described = _overrides(settings, seed), _described(source)
+    own, found = load_scenario(described, asked), dict[str, Scenario]()
+    for label, values in variants.items():
+        system = values.get("system")
+        try:
+            named = [] if system is None else [f"system={_text('system', system.plain())}"]
+            tree, complaints = overridden(scenario_tree(described), [*asked, *named])
+            for key, node in values.items():
+                tree, complaints = resolve(with_value(tree, tuple(key.split(".")), node, node.place))
+            scenario = checked_scenario(tree, complaints, names_in_use)
+            if scenario.workload.kind != own.workload.kind:
+                raise InputError(f"it is {scenario.workload.kind}, and {own.name} is {own.workload.kind}")
+            for other, known in found.items():
+                if known == scenario or folder_name(other) == folder_name(label):
+                    what = "the same scenario as" if known == scenario else "called like"
+                    raise InputError(f"it is {what} {other}; let it differ, or leave it out")
+        except InputError as error:
+            raise InputError("\n".join(f"variants: {label}: {line}" for line in str(error).splitlines())) from None
+        found[label] = scenario
+    own_of = policies_left_out(scenario_tree(described), {one.system for one in found.values()}, keys_in(asked))
+    return Under(own, found, tuple(own_of), {})
 
 
 def chosen_systems(own: Scenario, systems: Sequence[str] | None) -> Sequence[str]:

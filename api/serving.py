@@ -59,7 +59,7 @@ def serve_cloud(
     try:
         from kvferry.backends.live.served_world import served_world
     except ImportError as error:
-        raise MissingExtra(f"serving needs {error.name}: pip install 'kvferry[torch]'") from None
+        raise MissingExtra(f"serving needs {error.name}: pip install '.[torch]'") from None
 
     check_names(scenario)
     kind = WORKLOADS[scenario.workload.kind]

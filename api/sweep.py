@@ -15,14 +15,18 @@ from kvferry.analysis.interval_columns import COLUMNS, LEAST
 from kvferry.analysis.remarks import rests_on
 from kvferry.analysis.study import Study, load_study
 from kvferry.analysis.study_plots import marked
+from kvferry.analysis.study_record import recorded_point
 from kvferry.analysis.sweep import run_study
 from kvferry.api.html import with_remarks
 from kvferry.api.intervals import INTERVALS
+from kvferry.api.result import Result, run
 from kvferry.api.scenario import Settings, overrides_of
 from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.workload import Progress
 from kvferry.scenarios.loader import scenario_hash
+from kvferry.specs.errors import InputError
+from kvferry.specs.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +50,14 @@ class Sweep:
         metrics by their name (``ttft_s``), version. Units are those in the names."""
         keys = [scenario_hash(point) for point in self.study.points]
         return read_points(self.folder).set_index("key").loc[keys].reset_index()
+
+    def run(self, key: str) -> Result:
+        """Runs one point again, by its key or the first letters of it. Raises InputError for a key that there is not,
+        or that several begin with."""
+        found = [one for one in self.study.points if scenario_hash(one).startswith(key)]
+        if len(found) != 1:
+            raise InputError(f"key: {len(found):,} points have a key that begins with {key!r:.80}")
+        return run(found[0])
 
     @property
     def remarks(self) -> list[str]:
@@ -75,6 +87,12 @@ def study_of(source: str | Path, settings: Settings = ()) -> Study:
     return load_study(str(source), overrides_of(settings), check=names_in_use)
 
 
+@naming_plugins()
+def point_of(folder: str | Path, key: str) -> tuple[str, Scenario]:
+    """The point of a sweep's folder whose key begins so, with its whole key: what ``run`` takes. Raises InputError."""
+    return recorded_point(Path(folder), key, names_in_use)
+
+
 def sweep(
     study: str | Path | Study,
     settings: Settings = (),
@@ -102,6 +120,6 @@ def sweep(
     folder = loaded.output if output is None else Path(output)
     where = executor_for(executor, jobs) if isinstance(executor, str) else executor
     summary = run_study(
-        loaded if plots else replace(loaded, plots=()), folder, jobs, progress, where, INTERVALS[intervals]
+        loaded if plots else replace(loaded, plots=()), folder, jobs, progress, where, INTERVALS[intervals], intervals
     )
     return Sweep(loaded, folder, summary)

@@ -16,6 +16,7 @@ from kvferry.calibration.task import Task
 from kvferry.disk.direct_storage import Storage, StorageFull
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import KvferryError
+from kvferry.specs.human import size
 from kvferry.traces.chance import Source, generator
 
 BLOCKS = tuple(2**n for n in (12, 14, 16, 18, 20))
@@ -97,7 +98,7 @@ def probe_file(settings: Settings, folder: Path) -> Path:
         partial.replace(path)
     except StorageFull as error:
         raise KvferryError(
-            f"measuring storage takes {n_bytes >> 20} MiB for a while, and there is no room for them; "
+            f"measuring storage takes {size(n_bytes)} for a while, and there is no room for them; "
             f"--parts without storage does without ({error})"
         ) from None
     finally:

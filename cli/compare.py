@@ -1,6 +1,7 @@
 """``kvferry compare``: one scenario under several systems, side by side."""
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from kvferry.cli.options import (
     ScenarioArgument,
     SeedOption,
     SetOption,
+    TokensOption,
     as_options,
     listed,
     overrides,
@@ -31,6 +33,14 @@ def compare(
             help="Systems to compare. Default: those of the same paper that can run.",
         ),
     ] = None,
+    variants: Annotated[
+        str | None,
+        typer.Option(
+            "--variants",
+            metavar="FILE",
+            help="In place of systems: a file, or a mapping in braces, that says by label which keys each sets.",
+        ),
+    ] = None,
     equal_tokens: Annotated[
         int | None,
         typer.Option(
@@ -43,9 +53,19 @@ def compare(
     settings: SetOption = None,
     plugins: PluginOption = None,
     seed: SeedOption = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds",
+            min=2,
+            metavar="N",
+            help="Each with N seeds, 0, 1, ...: medians with ranges, and at how many seeds one beats another.",
+        ),
+    ] = None,
     runs: RunsOption = 1,
     intervals: IntervalsOption = True,
     output: OutputOption = None,
+    tokens: TokensOption = False,
     plots: Annotated[
         bool | None,
         typer.Option("--plots/--no-plots", help="Draw pictures; most of the time goes there. Default: with --output."),
@@ -64,16 +84,22 @@ def compare(
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.folder import folder_name
     from kvferry.analysis.tables import show, terminal_width
-    from kvferry.api.comparison import comparable
+    from kvferry.api.comparable import comparable, with_seeds
     from kvferry.api.comparison import compare as carry_out
     from kvferry.api.repeats import check_runs
     from kvferry.cli.output import own_folder
     from kvferry.cli.progress import counted, in_turn, say
     from kvferry.scenarios.loader import dump_yaml
-    from kvferry.specs.errors import quoted
+    from kvferry.specs.errors import InputError, quoted
 
-    with as_options("systems", "equal_tokens"):
-        chosen = comparable(scenario, listed(systems), overrides(settings, seed), equal_tokens=equal_tokens)
+    if seeds is not None and (seed is not None or runs > 1):
+        raise InputError("--seeds: stands for --seed and --runs; leave these out")
+    with as_options("systems", "equal_tokens", "variants", "seeds"):
+        asked = overrides(settings, seed)
+        if seeds is None:
+            chosen = comparable(scenario, listed(systems), asked, equal_tokens=equal_tokens, variants=variants)
+        else:
+            chosen = with_seeds(scenario, seeds, listed(systems), asked, equal_tokens=equal_tokens, variants=variants)
     loaded = chosen.scenario
     check_runs(loaded, runs)
     if json:
@@ -85,21 +111,26 @@ def compare(
     if output is None and not json:
         # Real runs of one scenario differ.
         described = {folder_name(name): dump_yaml(one) for name, one in chosen.under.items()}
-        known = described if loaded.backend == "sim" else {}
-        equal = [] if equal_tokens is None else [f"equal-tokens={equal_tokens}"]
-        output = own_folder(f"{loaded.name}-compared", [*overrides(settings, seed), *equal], known)
+        known = described if loaded.backend == "sim" and seeds is None else {}
+        options = {"equal-tokens": equal_tokens, "seeds": seeds}
+        changed = [f"{name}={value}" for name, value in options.items() if value is not None]
+        output = own_folder(f"{loaded.name}-compared", [*overrides(settings, seed), *changed], known)
     compared = carry_out(chosen, runs=runs, intervals=intervals, watch=in_turn(), say=say)
     if output is not None and compared.results:
         with counted(f"{loaded.name}: pictures") as progress:
-            compared.write(output, plots=draws, progress=progress)
+            compared.write(output, plots=draws, tokens=tokens, progress=progress)
     if json:
         envelopes = {name: result.envelope for name, result in compared.results.items()}
         found = {"scenario": loaded.name, "seed": loaded.seed, "systems": envelopes, "marks": compared.marks}
         if compared.beats:
             found["beats"] = compared.beats
+        if compared.pairs:
+            found["paired"] = [asdict(pair) for pair in compared.pairs]
         sys.stdout.write(to_json(found))
     elif compared.results:
         show(compared.table(terminal_width()))
+        for pair in compared.pairs:
+            print(pair)
         for line in compared.remarks:
             print(quoted(line))
     if output is not None and compared.results:

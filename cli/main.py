@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from kvferry.analysis.figures import COMPARED, COMPARED_ASSISTED, COMPARED_DECODING, FIGURES, explained
 from kvferry.cli.advise import advise
+from kvferry.cli.artefact import pack, unpack
 from kvferry.cli.calibrate import calibrate
 from kvferry.cli.capacity import capacity
 from kvferry.cli.compare import compare
@@ -30,6 +31,7 @@ from kvferry.cli.fidelity import fidelity
 from kvferry.cli.kv_file import kv_file
 from kvferry.cli.listings import models, runtimes, scenarios, systems
 from kvferry.cli.new import app as new
+from kvferry.cli.plot import plot
 from kvferry.cli.report import report
 from kvferry.cli.reproduce import reproduce
 from kvferry.cli.run import run
@@ -93,7 +95,8 @@ def kvferry(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Simulate": (run, compare, advise, schedule, sweep, search, capacity, tune, reproduce, report),
+    "Simulate": (run, compare, advise, schedule, sweep, search, capacity, tune, reproduce),
+    "Show and share": (report, plot, pack, unpack),
     "Measure": (calibrate, fidelity, encode, serve, serve_cloud),
     "Look up": (scenarios, systems, devices, models, runtimes, schema, kv_file),
 }

@@ -29,6 +29,9 @@ ExecutorOption = Annotated[
     ),
 ]
 PlotsOption = Annotated[bool, typer.Option("--plots/--no-plots", help="Draw pictures; most of the time goes there.")]
+TokensOption = Annotated[
+    bool, typer.Option("--tokens", help="Also write tokens.parquet: when each token of each request was there.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 

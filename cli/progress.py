@@ -20,6 +20,8 @@ Progress = Callable[[int, int], None]
 # Where no bar can be drawn: the first line after so long, and from one line to the next twice as long, to this.
 LINE_AFTER_S, _LINE_EVERY_S = 10.0, 40.0
 _MOST_FAILED = 20
+# Done before a pace is known, where there are many.
+_SOME = 8
 
 
 class Silence:
@@ -64,7 +66,8 @@ def counted(doing: str, what: str = "", silence: Silence | None = None) -> Itera
 
 
 class Estimate:
-    """How long the rest will take, at the pace of what was done since the first call."""
+    """How long the rest will take, at the pace of what was done since the first call; unknown until some is done: the
+    first points of a sweep pay for what all of them share."""
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
         self._clock_s = clock_s
@@ -75,7 +78,8 @@ class Estimate:
         now_s = self._clock_s()
         self._began = self._began or (now_s, done)
         began_s, before = self._began
-        if not before < done < of:
+        some = min(_SOME, max(1, (of - before) // 4))
+        if not before + some <= done < of:
             return ""
         left_s = (of - done) * (now_s - began_s) / (done - before)
         for unit, length_s in (("days", 86400), ("h", 3600), ("min", 60), ("s", 1)):

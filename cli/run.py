@@ -1,7 +1,9 @@
 """``kvferry run``: one scenario under one system."""
 
+from __future__ import annotations
+
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,9 +17,13 @@ from kvferry.cli.options import (
     ScenarioArgument,
     SeedOption,
     SetOption,
+    TokensOption,
     one_of,
     overrides,
 )
+
+if TYPE_CHECKING:
+    from kvferry.specs.scenario import Scenario
 
 
 def run(
@@ -26,12 +32,17 @@ def run(
         str | None,
         typer.Option("--system", "--systems", help="Run it under this system, with that system's own policies."),
     ] = None,
+    point: Annotated[
+        str | None,
+        typer.Option("--point", metavar="KEY", help="SCENARIO is a sweep's folder: run its point whose key begins so."),
+    ] = None,
     settings: SetOption = None,
     plugins: PluginOption = None,
     seed: SeedOption = None,
     runs: RunsOption = 1,
     intervals: IntervalsOption = True,
     output: OutputOption = None,
+    tokens: TokensOption = False,
     plots: PlotsOption = True,
     json: JsonOption = False,
 ) -> None:
@@ -51,14 +62,16 @@ def run(
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
-    loaded = load(scenario, overrides(settings, seed), system=one_of(system, "kvferry compare"))
+    key, source = ("", scenario) if point is None else _point(scenario, point)
+    loaded = load(source, overrides(settings, seed), system=one_of(system, "kvferry compare"))
     check_runs(loaded, runs)
-    for line in remarks_under(scenario, overrides(settings, seed), loaded.system):
+    for line in remarks_under(source, overrides(settings, seed), loaded.system):
         say(quoted(line))
     if output is None and not json:
         # Real runs of one scenario differ.
         known = {".": dump_yaml(loaded)} if loaded.backend == "sim" else {}
-        output = own_folder(f"{loaded.name}-{loaded.system}", overrides(settings, seed), known)
+        name = f"{loaded.name}-{loaded.system}{key and f'-{key[:8]}'}"
+        output = own_folder(name, overrides(settings, seed), known)
     try:
         result = carry_out(loaded, runs=runs, intervals=intervals, watch=in_turn(), say=say)
     except KeyboardInterrupt as stopped:
@@ -66,7 +79,7 @@ def run(
             say(f"interrupted; kept {stopped}")
         raise typer.Exit(130) from None
     if output is not None:
-        result.write(output, plots=plots)
+        result.write(output, plots=plots, tokens=tokens)
     if json:
         sys.stdout.write(to_json(result.envelope))
     else:
@@ -78,3 +91,10 @@ def run(
         if result.interrupted:
             say(f"interrupted; kept {result.interrupted}")
         raise typer.Exit(130)
+
+
+def _point(folder: str, key: str) -> tuple[str, Scenario]:
+    # Imported when asked for: a run needs no sweeps.
+    from kvferry.api.sweep import point_of
+
+    return point_of(folder, key)

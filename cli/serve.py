@@ -51,7 +51,7 @@ def serve(
     try:
         from kvferry.cloud import server
     except ImportError as error:
-        raise MissingExtra(f"serving needs {error.name}: pip install 'kvferry[torch]'") from None
+        raise MissingExtra(f"serving needs {error.name}: pip install '.[torch]'") from None
 
     def tell(url: str) -> None:
         print(url, flush=True)

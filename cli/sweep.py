@@ -58,6 +58,8 @@ def sweep(
         for note in told if set(summary["outcomes"]) != {"failed"} else ():
             print(quoted(note))
         say(f"written to {folder}")
+    for line in summary["said"]:
+        say(line)
     for name, what in summary["marks"].items():
         say(f"{name}: {what}")
     for name, why in summary["not_drawn"].items():
@@ -74,5 +76,9 @@ def sweep(
 
 def _in_words(summary: Mapping[str, Any]) -> str:
     outcomes = ", ".join(f"{n:,} {outcome.replace('_', ' ')}" for outcome, n in summary["outcomes"].items())
-    again = f", {summary['outdated']:,} run again as KVFerry has changed" if summary["outdated"] else ""
+    again = (
+        f", {summary['outdated']:,} run again as KVFerry has changed (earlier.parquet keeps the rows)"
+        if summary["outdated"]
+        else ""
+    )
     return f"{summary['study']}: {summary['points']:,} points ({outcomes}), {summary['new']:,} of them new{again}"

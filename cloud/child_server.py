@@ -31,7 +31,7 @@ class ChildServer:
     def __init__(self, module: str, settings: Mapping[str, Any], start_s: float = _START_S) -> None:
         missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
         if missing:
-            raise MissingExtra(f"serving needs {missing[0]}: pip install 'kvferry[torch]'")
+            raise MissingExtra(f"serving needs {missing[0]}: pip install '.[torch]'")
         # It reads its settings from its standard input, and stops when that is closed, as the end of this process does.
         with sheltered():
             self._process = subprocess.Popen(

@@ -29,8 +29,17 @@ from kvferry.codecs.codec import Buffer, DamagedChunk, KeysValues
 from kvferry.specs.errors import InputError, KvferryError, MissingExtra
 from kvferry.system.child_process import sheltered
 
-# No piece takes longer, even on a slow phone: a worker that is silent for this long hangs.
+# No piece takes longer, even on a slow phone: a worker that is silent for this long hangs. Where others keep the
+# processor busy, it has a part of it, and that many times longer.
 SILENCE_S = 60.0
+
+
+def patience_s() -> float:
+    """How long a worker may be silent now, by the load of this machine."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return SILENCE_S * max(1.0, load / (os.cpu_count() or 1))
+
+
 _MOST_MESSAGE_BYTES = 2**20
 _MOST_TASK_BYTES = 2**30
 _ERRORS: dict[str, type[KvferryError]] = {kind.__name__: kind for kind in (DamagedChunk, InputError, MissingExtra)}
@@ -174,25 +183,26 @@ class _Worker:
     def _ask(self, **task: Any) -> dict[str, Any]:
         assert self._source is not None and self._target is not None
         task |= {"source": self._source.name, "target": self._target.name}
+        patience = patience_s()
         try:
             self._connection.send_bytes(json.dumps(task).encode())
-            wait([self._connection, self._process.sentinel], SILENCE_S)
+            wait([self._connection, self._process.sentinel], patience)
             if not self._connection.poll():
                 raise EOFError
             reply = json.loads(self._connection.recv_bytes(_MOST_MESSAGE_BYTES))
         except (EOFError, OSError):
             raise CodecWorkerDied(
-                f"codec worker {self.process_id} {self._end()} while it was to {task['do']}"
+                f"codec worker {self.process_id} {self._end(patience)} while it was to {task['do']}"
             ) from None
         if "error" in reply:
             raise _ERRORS.get(reply["error"], KvferryError)(reply["text"])
         return dict(reply)
 
-    def _end(self) -> str:
+    def _end(self, patience: float) -> str:
         self._process.join(1.0)
         code = self._process.exitcode
         if code is None:
-            return f"was silent for {SILENCE_S:g} s"
+            return f"was silent for {patience:.0f} s"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 

@@ -62,5 +62,5 @@ def _constriction() -> Any:
     try:
         import constriction
     except ImportError:
-        raise MissingExtra("the cachegen codec needs constriction: pip install 'kvferry[torch]'") from None
+        raise MissingExtra("the cachegen codec needs constriction: pip install '.[torch]'") from None
     return constriction

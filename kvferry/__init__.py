@@ -11,8 +11,9 @@ With this device, this link, this model and this policy:
 ``search`` looks for the best of many, ``advise`` for the system for a device, a model and a use, ``schedule`` and
 ``tune`` compare plans and find parameters, ``calibrate`` measures this machine, ``fidelity`` how far the simulator is
 off it, ``encode`` makes stores for a cloud, ``reproduce`` puts papers beside ours, ``report`` makes a page of results,
-and ``use`` brings policies of your own along. The command ``kvferry`` calls the same functions. Units are in names:
-``_s`` seconds, ``_bytes`` bytes, ``_j`` joules.
+``plot`` draws pictures again, ``pack`` and ``unpack`` hand a sweep on that ``check`` runs again, and ``use`` brings
+policies of your own along. The command ``kvferry`` calls the same functions. Units are in names: ``_s`` seconds,
+``_bytes`` bytes, ``_j`` joules.
 """
 
 from importlib import import_module
@@ -21,6 +22,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvferry.advice.advise import advise as advise
     from kvferry.advice.answer import Answer as Answer
+    from kvferry.api.artefact import check as check
+    from kvferry.api.artefact import pack as pack
+    from kvferry.api.artefact import plot as plot
+    from kvferry.api.artefact import unpack as unpack
     from kvferry.api.calibration import Calibration as Calibration
     from kvferry.api.calibration import calibrate as calibrate
     from kvferry.api.capacity import capacity as capacity
@@ -68,6 +73,10 @@ _HOMES = {
     "encode": "api.encode",
     "reproduce": "api.reproduce",
     "report": "api.report",
+    "plot": "api.artefact",
+    "pack": "api.artefact",
+    "unpack": "api.artefact",
+    "check": "api.artefact",
     "use": "pipelines.plugins",
     "Result": "api.result",
     "Comparison": "api.comparison",

@@ -12,6 +12,7 @@ from kvferry.machine.display import Display
 from kvferry.machine.handling import Handling
 from kvferry.machine.ops import Chunks, Extents, KvRef, Op
 from kvferry.machine.ticket import Ticket
+from kvferry.specs.human import size
 from kvferry.specs.tier import Tier
 
 
@@ -44,11 +45,10 @@ class Refused:
     free_bytes: float
 
     def __str__(self) -> str:
-        wanted, free = self.wanted_bytes / 2**20, self.free_bytes / 2**20
         missing = math.ceil(self.wanted_bytes - self.free_bytes)
         return (
-            f"{self.tag} needs {wanted:,.0f} MiB, {free:,.0f} MiB are free:"
-            f" {missing / 2**20:,.0f} MiB ({missing:,} bytes) are missing"
+            f"{self.tag} needs {size(self.wanted_bytes)}, {size(self.free_bytes)} are free:"
+            f" {size(missing)} ({missing:,} bytes) are missing"
         )
 
 

@@ -170,6 +170,11 @@ def bundled() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in BUNDLED.glob("*/config.json")))
 
 
+def folder_of(reference: str) -> Path:
+    """The folder of a model's weights on this machine. Raises InputError."""
+    return _folder(reference, allow_download=False)
+
+
 def _folder(reference: str, allow_download: bool) -> Path:
     if reference in bundled():
         return BUNDLED / reference

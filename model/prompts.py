@@ -15,6 +15,14 @@ from kvferry.traces.chance import Source, generator
 MOST_TEXT_BYTES = 2**26
 
 
+def tokenizer_of(folder: Path | None, vocabulary: int) -> str:
+    """How text becomes tokens for the model of a folder, None: of random weights; another name, other tokens."""
+    described = None if folder is None else folder / "tokenizer.json"
+    if described is not None and described.is_file():
+        return f"tokenizer.json {hashlib.sha256(described.read_bytes()).hexdigest()[:16]}"
+    return "bytes" if folder is not None and vocabulary == BYTE_VOCABULARY else "drawn token ids"
+
+
 class Prompts:
     """Contexts and questions, cut one after the other from a text; from its beginning again where it ends.
 
@@ -24,12 +32,12 @@ class Prompts:
 
     def __init__(self, folder: Path | None, vocabulary: int, text: Path | None, seed: int) -> None:
         self._vocabulary, self._seed = vocabulary, seed
+        self.tokenizer = tokenizer_of(folder, vocabulary)
         described = None if folder is None else folder / "tokenizer.json"
         # None: token ids are drawn.
         self.by: Tokens | None = None
         self._ids: np.ndarray | None = None
         if described is not None and described.is_file():
-            self.tokenizer = f"tokenizer.json {hashlib.sha256(described.read_bytes()).hexdigest()[:16]}"
             self.by = FileTokens(described)
             self._ids = np.array(self.by.encode(_text(text)))
             if self._ids.max(initial=0) >= vocabulary:
@@ -38,11 +46,9 @@ class Prompts:
                     " it is another model's; give that model's tokenizer.json, or none, and token ids are drawn"
                 )
         elif folder is not None and vocabulary == BYTE_VOCABULARY:
-            self.tokenizer = "bytes"
             self.by = of_bytes = ByteTokens()
             self._ids = of_bytes.array(_text(text))
         else:
-            self.tokenizer = "drawn token ids"
             if text is not None:
                 what = "this model has no tokenizer.json" if folder else "random weights have no tokenizer"
                 raise InputError(f"live.text: {what}; leave it out, and token ids are drawn")

@@ -35,8 +35,8 @@ def system_of(kind: str, name: str) -> System:
     for other, of_other in WORKLOADS.items():
         if name in of_other.systems:
             raise InputError(
-                f"{name!r} is a system for workload kind {other}, and this workload is {kind};"
-                f" try: kvferry run {_example(name, other)}"
+                f"{name!r} is a system for workload kind {other}, and this workload is {kind}; with workload.kind"
+                f" {other} it would do (try: kvferry run {_example(name, other)}), or here one of {', '.join(own)}"
             )
     return pick("system", own, name)
 

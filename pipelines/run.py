@@ -18,6 +18,7 @@ from kvferry.pipelines.tally import Tally, Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.ledger import KEPT_FREE
+from kvferry.specs import human
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.budget import DecodeBudget
 from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
@@ -26,6 +27,8 @@ from kvferry.specs.scenario import Scenario
 
 # Of the link's course that a run keeps for pictures; a longer run keeps means over time.
 MOST_LINK_PIECES = 100_000
+# Of weights that engines read and keep an answer's quality with.
+_FEW_BITS = 4.0
 
 
 def _torch_world(
@@ -35,7 +38,7 @@ def _torch_world(
     try:
         from kvferry.backends.live.world import live_world
     except ImportError as error:
-        raise MissingExtra(f"backend torch needs {error.name}: pip install 'kvferry[torch]'") from None
+        raise MissingExtra(f"backend torch needs {error.name}: pip install '.[torch]'") from None
 
     return live_world(scenario, needs, inputs, tell, say)
 
@@ -149,7 +152,11 @@ def _drive(world: World, flow: Flow, totals: Callable[[], Totals], scenario: Sce
 
 def _would_fit(scenario: Scenario) -> str:
     """Returns what lets a model run that does not fit into memory."""
-    would = "a smaller model or fewer bits of weights (precision.weights) would do"
+    fewer = "precision.weights"
+    if scenario.model.layer_bits > _FEW_BITS:
+        few = scenario.model.model_copy(update={"weight_bits": _FEW_BITS, "weights": None})
+        fewer = f"--set precision.weight_bits={_FEW_BITS:g}: {human.size(few.weight_bytes)}"
+    would = f"a smaller model or fewer bits of weights ({fewer}) would do"
     if not isinstance(scenario.budget, DecodeBudget) or scenario.budget.offload is not None:
         return would
     to = "storage" if scenario.device.memory.unified else "cpu"

@@ -1,7 +1,7 @@
 """Error messages for an input: one line per fault with its place, the value found and what would be valid."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, get_args, get_origin
@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from kvferry.scenarios.library import BUNDLED
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.base import BadKey
 from kvferry.specs.errors import InputError
@@ -33,6 +34,7 @@ _WANTED = {
     "tuple_type": "a list",
     "list_type": "a list",
 }
+_MAPPINGS, _NUMBERS = ("dict_type", "model_type", "model_attributes_type"), ("float_type", "float_parsing")
 # What a text should look like, by the key that it belongs to; a name otherwise.
 _NAME = "a name of at most 100 letters, digits, blanks and . _ + -, a letter or digit first"
 _PATTERNS = {
@@ -78,7 +80,10 @@ def input_error(complaints: Iterable[Complaint], tree: Node) -> InputError:
                 break
             node, depth = below, depth + 1
         at_key = complaint.at_key or depth < len(complaint.key)
-        place = node.key_place if at_key else node.place
+        # What is missing in a user's file that another one names, is missing there.
+        elsewhere = 0 < depth < len(complaint.key) and node.place.source != node.key_place.source
+        elsewhere = elsewhere and not node.place.folder.is_relative_to(BUNDLED)
+        place = node.key_place if at_key and not elsewhere else node.place
         key = ".".join(str(part) for part in complaint.key)
         line = f"{place}: {key}: {complaint.what}" if key else f"{place}: {complaint.what}"
         placed.append((place.source, place.line or 0, line))
@@ -124,9 +129,23 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
         name, words = _BOUNDS[kind]
         return Complaint(key, f"{brief(detail['input'])}: {words} {context[name]:,.12g}")
     came = brief(detail["input"])
+    if key == ("system",) and kind == "string_type" and isinstance(detail["input"], list | tuple):
+        several = ",".join(map(str, detail["input"]))[:100]
+        return Complaint(key, f"a list is not one system; several: kvferry compare SCENARIO --systems {several}")
+    if kind in _MAPPINGS:
+        return Complaint(key, f"{came} is not {_WANTED[kind]}{_example_below(model, loc)}")
+    if kind in _NUMBERS and (share := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", str(detail["input"]))):
+        return Complaint(key, f"{came} is not {_WANTED[kind]}; write it like {_share_of(share[1])}")
     if kind == "string_pattern_mismatch":
         return Complaint(key, f"{came} is not {_PATTERNS.get(str(key[-1]), _NAME)}")
     return Complaint(key, f"{came} is not {_WANTED[kind]}" if kind in _WANTED else f"{came}: {detail['msg']}")
+
+
+def _share_of(percent: str) -> str:
+    try:
+        return f"{float(percent) / 100:.6g}"
+    except ValueError:
+        return "0.3"
 
 
 def _without_branch(loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
@@ -180,11 +199,30 @@ def _example(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
         found = _members(found).get(str(part)) or _below(found, part)
     record = _record(found)
     for name, field in record.model_fields.items() if record else ():
-        if key[-1] in (name, field.alias):
-            for item in field.metadata:
-                examples = getattr(item, "json_schema", {}).get("examples", ())
-                if examples:
-                    return f"; write it like {key[-1]}: {examples[-1]}"
+        if key[-1] in (name, field.alias) and (examples := _examples(field)):
+            return f"; write it like {key[-1]}: {examples[-1]}"
+    return ""
+
+
+def _examples(field: FieldInfo) -> Sequence[str]:
+    """How its value is written, also of one that may be null."""
+    items = [
+        *field.metadata,
+        *(one for part in get_args(field.annotation) for one in getattr(part, "__metadata__", ())),
+    ]
+    found = (getattr(item, "json_schema", None) or {} for item in items)
+    return next((schema["examples"] for schema in found if schema.get("examples")), ())
+
+
+def _example_below(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
+    """How a mapping could be written whose first key is a count or a physical value."""
+    found: Any = model
+    for part in key:
+        found = _members(found).get(str(part)) or _below(found, part)
+    record = _record(found)
+    for name, field in list(record.model_fields.items())[:1] if record else ():
+        if examples := _examples(field):
+            return f"; write it like {{{field.alias or name}: {examples[-1]}}}"
     return ""
 
 

@@ -14,6 +14,9 @@ PATH = r"[/\\]|\.(ya?ml|json|csv|parquet|up|down|txt|gguf)$"
 # Folders that hold something else than scenarios. Studies and searches vary a scenario.
 _NOT_SCENARIOS = ("devices", "engines", "models", "runtimes", "storage", "studies", "searches", "uses")
 
+# What people call things that have another name here.
+_MEANT = {("storage", "ssd"): "nvme", ("storage", "ufs"): "ufs-4.0", ("storage", "sd"): "emmc"}
+
 
 def names(kind: str) -> list[str]:
     """The bundled names of a kind (scenario, device, storage, model, runtime), sorted."""
@@ -41,9 +44,22 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
     if problem is None:
         return (folder / reference).resolve()
     if not reference.strip() or (_NAME.fullmatch(reference) and Path(reference).suffix not in (".yaml", ".gguf")):
+        if kind == "model" and (folder / reference).is_dir():
+            raise InputError(
+                f"{reference!r:.200} has no config.json; name a Hugging Face folder, a YAML or a GGUF file"
+            )
+        if kind == "model" and "/" in reference:
+            raise InputError(f"{reference!r:.200} is not there; a Hugging Face folder or a bundled name would do")
+        if kind == "scenario" and (folder / reference / "points.parquet").is_file():
+            raise InputError(f"{reference!r:.200} is a sweep's folder; --point KEY runs one of its points")
+        likely = _MEANT.get((kind, reference))
+        if likely is not None:
+            raise InputError(f"unknown {kind} {reference!r}; did you mean {likely!r}? known: {', '.join(names(kind))}")
         raise unknown_name(kind, reference, names(kind))
     stem = Path(reference).stem
     hint = f"; the bundled {kind} of that name is called {stem!r}" if stem in names(kind) else ""
+    if kind == "model" and not hint:
+        hint = "; a GGUF file, a Hugging Face folder, a YAML file or a bundled name would do"
     raise InputError(f"{reference!r:.200} {problem}{hint}")
 
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from kvferry.scenarios.faults import complaints_of, input_error
-from kvferry.scenarios.resolve import Complaint, extended, overridden, path_keys, read_tree, with_parts
+from kvferry.scenarios.named_files import content_digest, named_files
+from kvferry.scenarios.resolve import Complaint, extended, overridden, read_tree, with_parts
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
@@ -23,10 +24,6 @@ from kvferry.traces.resolve import drawn_link
 AnySpec = TypeVar("AnySpec", bound=Spec)
 # Checks a valid scenario further, such as the names of its policies, and yields what is wrong.
 Check = Callable[[Scenario], Iterable[Complaint]]
-
-
-# The files that count, in a folder that a scenario names.
-_HASHED = (".csv", ".json", ".npz", ".safetensors")
 
 
 def load_scenario(
@@ -43,7 +40,11 @@ def scenario_tree(source: str | Path | Mapping[str, Any]) -> Node:
     """What a bundled name, a path or a plain mapping says, with what it extends laid under it. Raises InputError."""
     if isinstance(source, Mapping):
         return extended("scenario", node_of(dict(source), Place("(mapping)", None, Path.cwd())))
-    return read_tree("scenario", str(source), Path.cwd())
+    tree = read_tree("scenario", str(source), Path.cwd())
+    for key, what, command in (("space", "search", "search"), ("base", "study", "sweep")):
+        if tree.child("workload") is None and tree.child(key) is not None:
+            raise InputError(f"{tree.place}: {key}: this is a {what}: kvferry {command} {source}")
+    return tree
 
 
 def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Check | None = None) -> Scenario:
@@ -135,22 +136,10 @@ def scenario_hash(scenario: Scenario) -> str:
     edited one does. Bundled and fetched traces count with their name.
     """
     dumped = dump_scenario(scenario)
-    for *section, last in path_keys(dumped):
+    for (*section, last), path in named_files(dumped).items():
         holder = dumped
         for key in section:
-            holder = holder.get(key) or {}
-        if isinstance(holder.get(last), str) and Path(holder[last]).is_absolute():
-            holder[last] = _content_hash(Path(holder[last]))
+            holder = holder[key]
+        holder[last] = f"sha256:{content_digest(path)}"
     text = json.dumps(dumped, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _content_hash(path: Path) -> str:
-    """The hash of a file, or of a folder's files with their names: measured tables, a model's config and weights."""
-    found = hashlib.sha256()
-    for file in sorted(file for file in path.rglob("*") if file.suffix in _HASHED) if path.is_dir() else [path]:
-        if path.is_dir():
-            found.update(file.relative_to(path).as_posix().encode() + b"\0")
-        with file.open("rb") as content:
-            found.update(hashlib.file_digest(content, "sha256").digest())
-    return f"sha256:{found.hexdigest()}"

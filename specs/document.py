@@ -25,6 +25,8 @@ MISSING = "is not there"
 _INTEGER = re.compile(r"[-+]?[0-9]{1,30}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{0,30})?)([eE][-+]?[0-9]{1,4})?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+# What PyYAML was reading, by the sign that begins it.
+_OPENED = {"a flow mapping": "'{'", "a flow sequence": "'['", "a quoted scalar": "a quotation mark"}
 # YAML 1.2's core words. Not 1.1's: there `no` is false, 1:30 is ninety and 1e9 is text.
 _WORDS = {"": None, "~": None} | {
     form: value
@@ -73,10 +75,7 @@ def _parsed(text: str, source: str, folder: Path) -> Node:
         composer = _Composer(text, source)
         root = composer.get_single_node()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 1
-        parts = (error.context, error.problem)
-        raise InputError(f"{source}:{line}: not valid YAML: {': '.join(filter(None, parts))}") from None
+        raise InputError(_said(error, source)) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise InputError(f"{source}:{line}: not valid YAML: U+{ord(text[error.position]):04X} may not occur") from None
@@ -86,6 +85,20 @@ def _parsed(text: str, source: str, folder: Path) -> Node:
     if root is None:
         raise InputError(f"{source}:1: the file is empty; a mapping (key: value) is needed")
     return _Builder(source, folder).build(root, Place(source, 1, folder))
+
+
+def _said(error: yaml.MarkedYAMLError, source: str) -> str:
+    """What is wrong, and where; of what is opened and never closed, where it was opened."""
+    mark = error.problem_mark or error.context_mark
+    line = mark.line + 1 if mark else 1
+    if "'\\t'" in (error.problem or ""):
+        return f"{source}:{line}: not valid YAML: a tab; YAML is indented by blanks, two for each level"
+    opened = next((sign for words, sign in _OPENED.items() if words in (error.context or "")), None)
+    began = error.context_mark
+    if opened is not None and began is not None and began.line + 1 < line:
+        found = "the end of the file" if "stream" in (error.problem or "") else f"line {line}"
+        return f"{source}:{began.line + 1}: not valid YAML: {opened} opens here and is not closed before {found}"
+    return f"{source}:{line}: not valid YAML: {': '.join(filter(None, (error.context, error.problem)))}"
 
 
 # Nodes are never changed: what is laid over them is a copy.

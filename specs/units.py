@@ -185,10 +185,12 @@ def with_unit(number: float, kind: str) -> str:
 
 
 def shown_size(n_bytes: float, up: bool = False) -> str:
-    """For messages: in MiB, KiB or B, the largest unit that fits once; to a tenth, or the next tenth."""
-    unit, of = next(((unit, of) for unit, of in (("MiB", 2**20), ("KiB", 2**10)) if n_bytes >= of), ("B", 1))
-    tenths = math.ceil(10 * n_bytes / of) if up else round(10 * n_bytes / of)
-    return f"{tenths / 10:,.{1 if of > 1 else 0}f} {unit}"
+    """For messages: in GB, MB, kB or B, the largest unit that fits once; to a tenth, GB to a hundredth, or up to the
+    next one."""
+    units = (("GB", 10**9, 2), ("MB", 10**6, 1), ("kB", 10**3, 1))
+    unit, of, digits = next((one for one in units if n_bytes >= one[1]), ("B", 1, 0))
+    parts = n_bytes / of * 10**digits
+    return f"{(math.ceil(parts) if up else round(parts)) / 10**digits:,.{digits}f} {unit}"
 
 
 def _reader(kind: str) -> Callable[[Any, ValidationInfo], Any]:

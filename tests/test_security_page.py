@@ -17,6 +17,7 @@ def bounds() -> dict[str, str]:
 
 
 def test_what_files_may_have() -> None:
+    from kvferry.api import archive
     from kvferry.calibration import journal
     from kvferry.cloud import store
     from kvferry.specs import document
@@ -28,6 +29,8 @@ def test_what_files_may_have() -> None:
         f"{document.MOST_DEPTH} deep, {document.MOST_CHARACTERS:,} characters in one value"
     )
     assert said["a journal of a calibration"] == f"{journal._MOST_BYTES // MIB} MiB"
+    most = (f"{one / 1e6:g} MB" for one in (archive.MOST_ENTRY_BYTES, archive.MOST_BYTES))
+    assert said["an artefact"] == "{:,} files, {} in one, {} in all".format(archive.MOST_ENTRIES, *most)
 
 
 @pytest.mark.torch

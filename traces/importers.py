@@ -6,6 +6,7 @@ from pathlib import Path
 from kvferry.specs.errors import InputError, pick
 from kvferry.traces.logs import READERS, Log
 from kvferry.traces.rate import RateTrace
+from kvferry.traces.request_log import holds_requests
 
 # TCP needs its first seconds to find the link's rate; they say little about the link.
 SLOW_START_S = 3.0
@@ -40,6 +41,8 @@ def reader_of(log: Log) -> str:
     """The name of the reader that fits a log's content. Raises InputError when none does."""
     rows = [text for _, text in log.rows()][:50]
     first = rows[0] if rows else ""
+    if holds_requests(first):
+        raise InputError(f"{log.path}: is a log of requests, not of a link: --set workload.trace={log.path} replays it")
     if first.lstrip().startswith("{"):
         return "iperf3-json"
     if "DL_bitrate" in first and "State" in first:

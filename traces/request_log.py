@@ -63,7 +63,16 @@ def _columns(path: Path, header: list[str]) -> list[int | None]:
         if all(not name or name in header for name in names):
             return [header.index(name) if name else None for name in names]
     known = "; ".join(",".join(filter(None, names)) for names in _FORMATS if "arrival_s" not in names)
+    if header and header[0].startswith("{"):
+        what = "JSON lines; conversations are read from them (workload.kind: session), single requests from CSV"
+        raise InputError(f"{path}:1: {what}, with a header like {known}")
     raise InputError(f"{path}:1: {','.join(header)[:200]!r} is no header of recorded requests; known are {known}")
+
+
+def holds_requests(first_line: str) -> bool:
+    """Whether a file that begins so is a log of requests, not of a link."""
+    names = [name.strip().lstrip("\ufeff") for name in first_line.split(",")]
+    return '"input_length"' in first_line or any(all(not one or one in names for one in known) for known in _FORMATS)
 
 
 def _row(path: Path, line: int, row: list[str], columns: list[int | None], question: int) -> Request:

@@ -8,7 +8,7 @@ from kvferry.specs.document import MISSING, expanded, regular_file
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec, LoadSpec, WaySpec
 from kvferry.traces.arrays import peek_arrays
-from kvferry.traces.catalogue import catalogue, folder, recorded_trace, unknown_trace
+from kvferry.traces.catalogue import catalogue, folder, path_of, recorded_trace, unknown_trace
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, read_lines, read_trace
 from kvferry.traces.generate import BandwidthModel, LoadModel, generate, read_model
@@ -126,6 +126,14 @@ def stored_trace(reference: str) -> StoredTrace:
 def bundled() -> tuple[str, ...]:
     """Names of the generated traces that come with the project."""
     return tuple(sorted(path.stem for path in BUNDLED.glob("*.yaml")))
+
+
+def trace_file(name: str) -> Path | None:
+    """The file of a bundled or fetched trace; None for a name of neither, and for a path."""
+    for ending in ("csv", "yaml"):
+        if name in bundled() and (BUNDLED / f"{name}.{ending}").is_file():
+            return BUNDLED / f"{name}.{ending}"
+    return path_of(name) if name in catalogue() else None
 
 
 def known_traces(kind: Kind) -> list[str]:

@@ -35,7 +35,7 @@ class Machines:
         try:
             import distributed  # noqa: F401
         except ImportError:
-            raise MissingExtra("many machines need dask; install it with: pip install 'kvferry[cluster]'") from None
+            raise MissingExtra("many machines need dask; install it with: pip install '.[cluster]'") from None
         self.address = address
         self._client: Any = None
         self._threads, self._look_again_s = 0, 0.0

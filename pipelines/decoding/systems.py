@@ -177,20 +177,30 @@ def _says(*keys: str) -> Schema:
 
 
 def _stand_in(role: str, value: Any, own: Any) -> Any:
-    """Makes what a scenario names, or the system's `own` with other parameters. Raises BadParameters."""
+    """Makes what a scenario names, or the system's `own`, also by its own name, with other parameters. Raises
+    BadParameters."""
     parameters = dict(value) if isinstance(value, Mapping) else {"name": value}
     name = parameters.pop("name", None)
     try:
-        if name is None:
+        maker = None if name is None else pick(role, ROLES[role], name if isinstance(name, str) else repr(name))
+        if maker is None or _makes(maker, own):
             given = {key: item for key, item in _declared(own).items() if key in _fields_of(own)}
             return replace(own, **arguments_of(_taking(given), parameters))
-        maker = pick(role, ROLES[role], name if isinstance(name, str) else repr(name))
         return maker(**arguments_of(maker, parameters))
     except BadParameters as error:
         raise BadParameters([replace(one, key=(role, *one.key)) for one in error.complaints]) from None
     except (InputError, ValueError) as error:
         said = _of_parameter(error, parameters, ())
         raise BadParameters([replace(said, key=(role, *said.key))]) from None
+
+
+def _makes(maker: Callable[..., Any], own: Any) -> bool:
+    """Whether the name of a maker is that of the system's own policy."""
+    made, bound = (maker.func, maker.args) if isinstance(maker, partial) else (maker, ())
+    if type(own) is not made:
+        return False
+    first = (one.name for one in fields(own) if not one.kw_only)
+    return all(getattr(own, name) == value for name, value in zip(first, bound, strict=False))
 
 
 def _of_parameter(error: Exception, parameters: Iterable[str], otherwise: tuple[str, ...]) -> Complaint:

@@ -248,7 +248,7 @@ def _gurobi(program: pulp.LpProblem, limits: Limits) -> None:
         import gurobipy
     except ImportError as error:
         raise InputError(
-            "solver 'gurobi' needs the package gurobipy (pip install 'kvferry[gurobi]'); try solver 'highs'"
+            "solver 'gurobi' needs the package gurobipy (pip install '.[gurobi]'); try solver 'highs'"
         ) from error
     try:
         # Its own environment: the default one prints a banner to standard output, where results go.

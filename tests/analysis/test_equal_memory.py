@@ -39,8 +39,8 @@ def test_the_table_says_what_each_was_granted_and_the_same_grant_is_taken() -> N
 
 
 def test_the_report_says_it() -> None:
-    from kvferry.analysis.report.page import _of_comparison
-    from kvferry.analysis.report.results import Comparison, RunResult
+    from kvferry.api.report_page.page import _of_comparison
+    from kvferry.api.report_page.results import Comparison, RunResult
 
     spans = pd.DataFrame({"resource": ["gpu"], "label": ["A"], "start_s": [0.0], "end_s": [1.0], "n_bytes": [0.0]})
     described = {"scenario": "s", "outcome": "done", "provenance": {}}

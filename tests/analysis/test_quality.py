@@ -105,8 +105,8 @@ def test_a_system_that_cannot_have_the_number_is_a_row_with_the_reason() -> None
 
 def test_the_report_has_marks_and_what_is_not_known(compared: kvferry.Comparison, tmp_path: Path) -> None:
     pytest.importorskip("itables")
-    from kvferry.analysis.report.page import _of_comparison
-    from kvferry.analysis.report.results import Comparison, RunResult
+    from kvferry.api.report_page.page import _of_comparison
+    from kvferry.api.report_page.results import Comparison, RunResult
 
     spans = pd.DataFrame({"resource": ["gpu"], "label": ["A"], "start_s": [0.0], "end_s": [1.0], "n_bytes": [0.0]})
     described = {"scenario": "s", "outcome": "done", "provenance": {}}

@@ -13,9 +13,9 @@ pytest.importorskip("plotly")
 pytest.importorskip("itables")
 
 from kvferry.analysis.folder import write_comparison
-from kvferry.analysis.report.charts import _joined, bars, claims_chart, scatter
-from kvferry.analysis.report.page import _of_comparison, report
-from kvferry.analysis.report.results import Comparison, Points, RunResult, Verdicts, results_in
+from kvferry.api.report_page.charts import _joined, bars, claims_chart, scatter
+from kvferry.api.report_page.page import _of_comparison, report
+from kvferry.api.report_page.results import Comparison, Points, RunResult, Verdicts, results_in
 from kvferry.specs.errors import InputError
 
 HARMFUL = "</script><script>alert(1)</script><b>"
@@ -312,7 +312,7 @@ def test_claims_are_compared_as_verdicts_compare_them() -> None:
 def test_small_numbers_of_a_long_table_stay() -> None:
     from itertools import count
 
-    from kvferry.analysis.report.page import _table
+    from kvferry.api.report_page.page import _table
 
     assert "2.07e-10" in _table(pd.DataFrame({"slot_s": [2.07e-10] * 1001}), count())
 

@@ -11,8 +11,8 @@ from time import perf_counter
 
 import pytest
 
-from kvferry.analysis.report.page import report
 from kvferry.analysis.sweep import run_points
+from kvferry.api.report_page.page import report
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario

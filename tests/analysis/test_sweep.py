@@ -1,5 +1,6 @@
 """Sweeps: only missing points run, the same bytes whatever the order, failures beside results."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.analysis import sweep
-from kvferry.analysis.dataset import Dataset, read_points
+from kvferry.analysis.dataset import Dataset, read_earlier, read_points
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.sweep import run_points
 from kvferry.pipelines.record import RequestRecord, Run
@@ -229,3 +230,34 @@ def test_one_sweep_at_a_time(tmp_path: Path) -> None:
         pass
     with Dataset(tmp_path):
         pass
+
+
+def test_rows_of_another_version_are_kept_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = StandIn()
+    run_points(seeded(1, 2), tmp_path, 1, run=stand_in)
+    first = (tmp_path / "points.parquet").read_bytes()
+    mine = sweep.code_version()
+    for module in ("sweep", "point"):
+        monkeypatch.setattr(f"kvferry.analysis.{module}.code_version", lambda: "9.9.9+00000000")
+    run_points(seeded(1, 2), tmp_path, 1, run=stand_in)
+    earlier = read_earlier(tmp_path)
+    assert list(earlier["version"]) == [mine] * 2 and set(earlier["seed"]) == {1, 2}
+    assert set(read_points(tmp_path)["version"]) == {"9.9.9+00000000"}
+    monkeypatch.undo()
+    run_points(seeded(1, 2), tmp_path, 1, run=stand_in)
+    assert stand_in.asked == [1, 2, 1, 2]
+    assert (tmp_path / "points.parquet").read_bytes() == first
+    assert set(read_earlier(tmp_path)["version"]) == {mine, "9.9.9+00000000"}
+
+
+def test_a_file_stands_in_the_table_wherever_it_lies(tmp_path: Path) -> None:
+    rows = []
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        trace = tmp_path / folder / "walk.csv"
+        trace.write_text("time_s,bytes_per_s\n0,1000000\n1,1000000\n")
+        link = BASE.link.model_copy(update={"trace": str(trace), "rate_bytes_per_s": None})
+        rows.append(settings_of(BASE.model_copy(update={"link": link})))
+    assert rows[0] == rows[1]
+    digest = hashlib.sha256(hashlib.sha256(trace.read_bytes()).digest()).hexdigest()
+    assert rows[0]["link.trace"] == f"{digest[:12]}/walk.csv"

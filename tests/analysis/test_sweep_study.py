@@ -318,7 +318,7 @@ def panels_of(monkeypatch: pytest.MonkeyPatch, plot: PlotSpec, folder: Path, fra
     """The titles of a plot's panels, and what became of it."""
     figures: list[Any] = []
 
-    def keep(draw: Callable[[], Any]) -> dict[str, bytes]:
+    def keep(draw: Callable[[], Any], how: object) -> dict[str, bytes]:
         figures.append(draw())
         return {}
 
@@ -385,7 +385,7 @@ def test_a_study_changes_sources_too(tmp_path: Path) -> None:
 
 def test_titles_say_what_and_on_which_devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr(study_plots, "render", lambda draw: figures.append(draw()) or {})
+    monkeypatch.setattr(study_plots, "render", lambda draw, how: figures.append(draw()) or {})
     plots = [PlotSpec(kind="cdf", x="ttft_s"), PlotSpec(kind="cdf", x="ttft_s", title="mine", name="mine")]
     nano = load_scenario({**LOADING, "device": "jetson-orin-nano-8gb"})
     for devices, told in (

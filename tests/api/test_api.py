@@ -221,3 +221,18 @@ def test_pictures_are_drawn_on_the_cores_that_ran_a_sweep(monkeypatch: pytest.Mo
         written = kvferry.compare("small.yaml", ["stream-only", "local-prefill"]).write("both")
         assert Path("both/plots/bars.png") in written
         Path("swept/points.parquet").unlink()
+
+
+@pytest.mark.torch
+def test_a_real_run_says_what_it_ran_on() -> None:
+    pytest.importorskip("torch")
+    from kvferry.analysis.ran_on import drawn_ids, ran_on
+
+    real = kvferry.load("live/quickstart")
+    found = ran_on(real)
+    assert {"torch", "transformers"} <= found["versions"].keys()
+    assert found["weights"].startswith("sha256:") and found["tokenizer"] == "bytes" and found["cores"] >= 1
+    assert drawn_ids(real) is None and ran_on(kvferry.load("quickstart")) == {}
+    random = kvferry.load(real, {"live.weights": "random"})
+    assert ran_on(random)["weights"] == f"drawn from seed {random.seed}"
+    assert "random weights have no tokenizer" in (drawn_ids(random) or "")

@@ -499,7 +499,7 @@ def test_exit_codes_of_the_process() -> None:
     Path("bad.yaml").write_text("a: [1, 2\nb: 3\n")
     bad = process("run", "bad.yaml")
     assert bad.returncode == 2
-    assert bad.stderr.startswith("kvferry: bad.yaml:2: not valid YAML: ")
+    assert bad.stderr == "kvferry: bad.yaml:1: not valid YAML: '[' opens here and is not closed before line 2\n"
     assert "Traceback" not in bad.stderr
 
 

@@ -38,6 +38,9 @@ LIVE_TOO = {
 OTHERS = {
     "advise",
     "reproduce",
+    "plot",
+    "pack",
+    "unpack",
     "report",
     "calibrate",
     "serve",

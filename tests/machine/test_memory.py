@@ -28,7 +28,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     granted(pool, 70 * 2**20, "weights")
     refused = pool.reserve(31 * 2**20, "kv")
     assert isinstance(refused, Refused)
-    assert str(refused) == "kv needs 31 MiB, 30 MiB are free: 1 MiB (1,048,576 bytes) are missing"
+    assert str(refused) == "kv needs 32.5 MB, 31.5 MB are free: 1.05 MB (1,048,576 bytes) are missing"
     assert (pool.used_bytes, pool.peak_of("kv")) == (70 * 2**20, 0)
     pool.check()
 

@@ -57,7 +57,7 @@ def test_flash_that_a_turn_decodes_on_fills_up() -> None:
 def test_a_turn_that_is_larger_than_memory(system: str) -> None:
     run = ran(f"system={system}", "budget.memory=8 MiB", "workload.context=64Ki tokens", "budget.kept_memory=null")
     assert run.outcome == "out_of_memory"
-    what = r"turn 1 of conversation 1: 65,582 tokens take [\d.]+ MiB of memory, [\d.]+ MiB are free; a shorter prompt, "
+    what = r"turn 1 of conversation 1: 65,582 tokens take [\d.]+ MB of memory, [\d.]+ MB are free; a shorter prompt, "
     assert re.match(what, run.why), run.why
     assert run.sessions is not None and not run.sessions.turns
 
@@ -68,7 +68,7 @@ def test_a_turn_that_is_larger_than_memory_and_flash() -> None:
     )
     assert run.outcome == "infeasible"
     assert re.match(
-        r"turn 1 of conversation 1: 65,582 tokens take [\d.]+ MiB of storage, which holds 9.5 MiB; ", run.why
+        r"turn 1 of conversation 1: 65,582 tokens take [\d.]+ MB of storage, which holds 10.0 MB; ", run.why
     )
 
 
@@ -80,10 +80,10 @@ def test_a_turn_that_is_larger_than_memory_and_flash() -> None:
         ("budget.memory=0 B", "budget.memory: '0 B': must be above 0"),
         (
             "budget.kept_memory=31 KiB",
-            "budget.kept_memory: 31.0 KiB hold no block of 64 tokens, 32.0 KiB would; or a smaller workload.block, or "
+            "budget.kept_memory: 31.7 kB hold no block of 64 tokens, 32.8 kB would; or a smaller workload.block, or "
             "keep without memory",
         ),
-        ("budget.kept_flash=5 B", "budget.kept_flash: 5 B hold no block of 64 tokens, 32.0 KiB would; "),
+        ("budget.kept_flash=5 B", "budget.kept_flash: 5 B hold no block of 64 tokens, 32.8 kB would; "),
     ],
 )
 def test_a_budget_that_holds_nothing(budget: str, what: str) -> None:

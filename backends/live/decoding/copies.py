@@ -13,6 +13,7 @@ import torch
 from kvferry.backends.live.engine.out_of_memory import told_as_out_of_memory
 from kvferry.disk.direct_storage import Data
 from kvferry.specs.errors import InputError, OutOfMemory
+from kvferry.specs.human import size
 from kvferry.specs.tier import Tier
 
 # Pinned memory through which copies go: stages, and the most bytes of each.
@@ -75,12 +76,12 @@ class CudaCopies:
         return self._host_memory if tier == "host" else self._device_memory
 
     def _device_memory(self, n_bytes: int) -> torch.Tensor:
-        with told_as_out_of_memory(f"{self._device} has no {n_bytes / 2**20:,.0f} MiB for KV"):
+        with told_as_out_of_memory(f"{self._device} has no {size(n_bytes)} for KV"):
             return torch.zeros(n_bytes, dtype=torch.uint8, device=self._device)
 
     def _host_memory(self, n_bytes: int) -> torch.Tensor:
         """Pinned by its exact size: torch's own allocator rounds up to a power of two, and gives nothing back."""
-        refused = f"the host has no {n_bytes / 2**20:,.0f} MiB of memory to pin for KV"
+        refused = f"the host has no {size(n_bytes)} of memory to pin for KV"
         try:
             memory = torch.frombuffer(mmap.mmap(-1, n_bytes), dtype=torch.uint8)
         except (OSError, OverflowError) as error:
@@ -142,7 +143,7 @@ class CudaCopies:
 
     def _room(self, n_bytes: int, whose: str | None = None) -> AbstractContextManager[None]:
         """For what takes so much memory, of the device unless it says whose."""
-        return told_as_out_of_memory(f"{whose or self._device} has no {n_bytes / 2**20:,.0f} MiB for a copy of KV")
+        return told_as_out_of_memory(f"{whose or self._device} has no {size(n_bytes)} for a copy of KV")
 
     @contextmanager
     def _stage(self, n_bytes: int) -> Iterator[torch.Tensor]:
@@ -168,7 +169,7 @@ class _Stage:
         if len(self._memory) < n_bytes:
             # The allocator takes this much, however little is asked for.
             taken_bytes = 1 << (n_bytes - 1).bit_length()
-            with told_as_out_of_memory(f"the host has no {taken_bytes / 2**20:,.0f} MiB of memory to pin for copies"):
+            with told_as_out_of_memory(f"the host has no {size(taken_bytes)} of memory to pin for copies"):
                 self._memory = torch.empty(taken_bytes, dtype=torch.uint8, pin_memory=True)
         return self._memory[:n_bytes]
 

@@ -75,7 +75,7 @@ def test_as_many_requests_fit_as_their_kv_allows(system: str, most: int) -> None
 def test_what_a_batch_lacks_is_said_with_what_would_do() -> None:
     run = run_scenario(prepared("quest", 40))
     assert run.outcome == "out_of_memory"
-    assert "(weights 15,316.0 MiB, kept free 1,621.0 MiB, runtime 512.0 MiB)" in run.why
+    assert "(weights 16.06 GB, kept free 1.70 GB, runtime 536.9 MB)" in run.why
     assert run.why.endswith("; workload.batch of 27 would do")
 
 
@@ -83,7 +83,7 @@ def test_kv_that_a_device_cannot_hold_is_told_with_the_largest_holdings() -> Non
     """All KV in the processor's memory, of a prompt that is chosen from: what is chosen by fits, its KV does not."""
     run = run_scenario(prepared("quest", 8, **{"workload.input": "128Ki"}))
     assert run.outcome == "out_of_memory"
-    assert re.search(r"lacks .* MiB for the KV of 8 sequences .*: kv 1.*, kv: new tokens 1.*, weights 1", run.why)
+    assert re.search(r"lacks .* GB for the KV of 8 sequences .*: kv 1.*, kv: new tokens 1.*, weights 1", run.why)
     assert run.why.endswith("; workload.batch of 3 would do")
 
 

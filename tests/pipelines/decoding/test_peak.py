@@ -98,7 +98,7 @@ def test_eager_prefill_runs_out_of_memory_where_other_kernels_do_not() -> None:
     workload = {"context": 1024, "output": 8, "batch": "max"}
     runs = {name: run_scenario(in_memory(name, 2**24, workload=workload)) for name in ("full-eager", "full-flash")}
     assert {name: run.outcome for name, run in runs.items()} == {"full-eager": "out_of_memory", "full-flash": "done"}
-    assert "with what its attention needs takes 32.2 MiB, 16.0 MiB are there for it" in runs["full-eager"].why
+    assert "with what its attention needs takes 33.7 MB, 16.8 MB are there for it" in runs["full-eager"].why
 
 
 def test_as_many_decode_together_as_attention_has_memory_for_and_the_rest_waits() -> None:
@@ -142,7 +142,7 @@ def test_what_weights_and_workspace_lack_is_said_with_the_largest_of_them() -> N
     # Two prompts of 1,024 tokens pass a layer together: 2 x 32 numbers of each, and 3 x 48 of the feed-forward network.
     run = run_scenario(in_memory("quest", -(2.0**15), workload={"context": 1024, "output": 8}))
     assert run.outcome == "out_of_memory"
-    assert "more memory than there is: it lacks 32.0 KiB (workspace: activations 832.0 KiB, " in run.why
+    assert "more memory than there is: it lacks 32.8 kB (workspace: activations 852.0 kB, " in run.why
 
 
 def test_scores_of_a_prompt_whose_kv_is_on_the_host_run_out_of_memory_too() -> None:
@@ -164,7 +164,7 @@ def test_scores_of_a_prompt_whose_kv_is_on_the_host_run_out_of_memory_too() -> N
         outcomes[name] = run_scenario(leaving(scenario, 400e3))
     assert outcomes["full-flash"].outcome == "done"
     assert outcomes["full-eager"].outcome == "out_of_memory"
-    assert outcomes["full-eager"].why.startswith("attention: workspace: attention needs 32")
+    assert outcomes["full-eager"].why.startswith("attention: workspace: attention needs 33.6 MB")
 
 
 def test_where_no_sequence_fits_the_peak_has_what_is_held_anyway() -> None:

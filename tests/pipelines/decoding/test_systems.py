@@ -212,3 +212,16 @@ class Maker:
 
 def test_a_callable_without_a_hash_has_parameters_like_any_other() -> None:
     assert arguments_of(Maker(), {"tokens": 4}) == {"tokens": 4}
+
+
+def test_a_role_replaced_by_its_own_name_keeps_the_systems_parameters() -> None:
+    quest = DECODE_SYSTEMS["quest"]
+    assert quest.roles.selector.per_head
+    assert quest.with_policies({"selector": "page-bounds"}).roles == quest.roles
+    fewer = quest.with_policies({"selector": {"name": "page-bounds", "selected_tokens": 64}}).roles.selector
+    assert (fewer.per_head, fewer.selected_tokens) == (True, 64)
+    # Another tier is another policy, though of one class.
+    other = {"host": "device", "device": "host"}
+    tier = DECODE_SYSTEMS["kvswap"].roles.placement.tier
+    moved = DECODE_SYSTEMS["kvswap"].with_policies({"placement": other.get(tier, "host")})
+    assert moved.roles.placement.tier == other.get(tier, "host")

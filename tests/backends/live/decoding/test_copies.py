@@ -339,7 +339,7 @@ def test_memory_that_cannot_be_pinned_is_told(monkeypatch: pytest.MonkeyPatch) -
     stage = copies._Stage()
     monkeypatch.setattr(copies.torch, "empty", empty)
     with pytest.raises(
-        OutOfMemory, match="the host has no 2 MiB of memory to pin for copies: CUDA error: out of memory"
+        OutOfMemory, match="the host has no 2.10 MB of memory to pin for copies: CUDA error: out of memory"
     ):
         stage.of(2**20 + 1)
     with pytest.raises(RuntimeError, match="another fault"):

@@ -81,7 +81,8 @@ def timeline(spans: pd.DataFrame) -> Figure:
             marker={
                 "color": SERIES[n % len(SERIES)],
                 "line": {"width": 0},
-                "pattern": {"shape": _PATTERNS[n % 7], "size": 6},
+                # Another one where colours come again: no two kinds look alike.
+                "pattern": {"shape": _PATTERNS[(n + n // len(SERIES)) % len(_PATTERNS)], "size": 6},
             },
             customdata=of_kind[["end_s", "spans", "n_bytes"]],
             hovertemplate=f"{kind}: %{{base:.6g}} s to %{{customdata[0]:.6g}} s<br>%{{customdata[1]}} spans,"

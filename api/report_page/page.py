@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
 from itertools import count
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.equal_memory import unequal_memory
-from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.figures import FIGURES, RATES
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
-from kvferry.analysis.report.charts import bars, claims_chart, scatter, timeline
-from kvferry.analysis.report.results import Comparison, Points, Result, RunResult, Verdicts, results_in
+from kvferry.analysis.study_plots import marked
 from kvferry.analysis.sureness import how_sure
 from kvferry.analysis.tables import INTERVAL, NOT_KNOWN, says_more
+from kvferry.analysis.variants import VARIANT
+from kvferry.api.report_page.charts import bars, claims_chart, scatter, timeline
+from kvferry.api.report_page.names import names_of
+from kvferry.api.report_page.overview import HEADLINES, not_measured, overview_of
+from kvferry.api.report_page.results import Comparison, Points, Result, RunResult, Verdicts, results_in
 from kvferry.specs import human
 from kvferry.specs.errors import MissingExtra
 from kvferry.specs.version import VERSION
@@ -24,10 +29,6 @@ from kvferry.specs.version import VERSION
 if TYPE_CHECKING:
     import pandas as pd
 
-# Metrics that a table of many points begins with, and that a chart offers, the ones that are there.
-_HEADLINES = (
-    *("ttft_s", "tpot_s", "throughput_tokens_per_s", "decode_tokens_per_s", "energy_j", "memory_peak_bytes", "regret"),
-)
 _MOST_FIGURES = 12
 # Settings that say what a point is; a row of them tells it from others.
 _PLUMBING = ("key", "version", "name")
@@ -62,18 +63,22 @@ def report(folders: Sequence[Path]) -> str:
         import jinja2
         import plotly
     except ImportError as error:
-        raise MissingExtra(f"a report needs {error.name}: pip install 'kvferry[report]'") from None
+        raise MissingExtra(f"a report needs {error.name}: pip install '.[report]'") from None
     from importlib.resources import files
 
     from itables.javascript import generate_init_offline_itables_html
 
     number = count()
     page = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        files("kvferry.analysis.report").joinpath("page.html").read_text(encoding="utf-8")
+        files("kvferry.api.report_page").joinpath("page.html").read_text(encoding="utf-8")
     )
+    names = names_of(results)
     sections = [_section(result, number) for result in results]
+    for section, name in zip(sections, names, strict=True):
+        section.title = name
     return page.render(
-        title=f"KVFerry: {', '.join(result.name for result in results)[:120]}",
+        title=shorten(f"KVFerry: {', '.join(result.name for result in results)}", 120, placeholder=" ..."),
+        overview=overview_of(results, names),
         version=VERSION,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         sections=sections,
@@ -94,14 +99,13 @@ def _section(result: Result, number: Iterator[int]) -> Section:
 
 def _of_run(run: RunResult, number: Iterator[int]) -> Section:
     found = run.found
-    section = Section(f"{found['scenario']}: {found['system']}")
+    section = Section(f"{found['scenario']}: {run.system}")
     section.said.append(
         f"Outcome: {found['outcome'].replace('_', ' ')}." + (f" {found['why']}" if "why" in found else "")
     )
     section.said += found.get("notes", [])
-    device = found["provenance"].get("device", {})
-    if device and not device.get("measured", True):
-        section.said.append(f"{device['name']} is not a measured device: its figures are from data sheets and papers.")
+    section.said += _unmeasured(run)
+    section.said += footnotes({run.system: found["metrics"]}) if found["outcome"] == "done" else []
     section.said += how_sure([found.get("evidence", {})])
     section.tables.append(
         ("Figures", _table(_metrics(found["metrics"], found.get("intervals", {})), number, paging=False))
@@ -119,19 +123,20 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
     import pandas as pd
 
     section = Section(f"{comparison.name}: systems beside each other")
-    outcomes = {run.found["system"]: run.found["outcome"].replace("_", " ") for run in comparison.runs}
+    outcomes = {run.system: run.found["outcome"].replace("_", " ") for run in comparison.runs}
     outcomes |= dict.fromkeys(comparison.failed, "failed")
-    whys = {run.found["system"]: run.found.get("why", "") for run in comparison.runs} | dict(comparison.failed)
+    whys = {run.system: run.found.get("why", "") for run in comparison.runs} | dict(comparison.failed)
     section.said += [
         f"{system}: {outcome}{': ' if whys[system] else ''}{whys[system]}"
         for system, outcome in outcomes.items()
         if outcome != "done"
     ]
     # Figures of an unfinished run would look too good beside the others.
-    finished = {run.found["system"]: run.found["metrics"] for run in comparison.runs if run.found["outcome"] == "done"}
-    intervals = {run.found["system"]: run.found.get("intervals", {}) for run in comparison.runs}
+    finished = {run.system: run.found["metrics"] for run in comparison.runs if run.found["outcome"] == "done"}
+    intervals = {run.system: run.found.get("intervals", {}) for run in comparison.runs}
     lesser = lower_quality(finished)
     named = {system: f"{system} {MARK}" if system in lesser else system for system in outcomes}
+    section.said += _unmeasured(comparison)
     section.said += how_sure(run.found.get("evidence", {}) for run in comparison.runs)
     section.said += [*footnotes(finished), *(f"{named[system]}: {why}" for system, why in lesser.items())]
     section.said += [line for line in [unequal_memory(finished)] if line is not None]
@@ -140,9 +145,14 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
         for key in FIGURES
         if any(says_more(key, one) and (key in one or is_unknown(key, one)) for one in finished.values())
     ]
-    for figure in _there(shown)[:2]:
-        values = {named[system]: one[figure] for system, one in finished.items() if figure in one}
-        section.charts.append(_chart(bars(values, figure), number))
+    charted = {
+        figure: {named[system]: one[figure] for system, one in finished.items() if figure in one}
+        for figure in _there(shown)
+        # Of answers of one token, a rate is the time to it once more.
+        if "tpot_s" in shown or figure not in ("throughput_tokens_per_s", *RATES)
+    }
+    for figure in [one for one, values in charted.items() if _differ(values.values())][:2]:
+        section.charts.append(_chart(bars(charted[figure], figure), number))
     rows = [{"figure": "outcome", **{named[system]: outcome for system, outcome in outcomes.items()}}]
     rows += [
         {"figure": FIGURES[key].label}
@@ -155,8 +165,9 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
 
 
 def _of_points(points: Points, number: Iterator[int]) -> Section:
-    table = points.table
+    table, mark = marked(points.table)
     section = Section(f"{points.name}: {len(table):,} points")
+    section.said += [*_unmeasured(points), *([mark] if mark else [])]
     counts = table["outcome"].value_counts()
     section.said.append("Outcomes: " + ", ".join(f"{n:,} {str(name).replace('_', ' ')}" for name, n in counts.items()))
     varied = [
@@ -173,9 +184,11 @@ def _of_points(points: Points, number: Iterator[int]) -> Section:
     numeric.sort(key=lambda column: -table[column].nunique())
     named = [column for column in varied if table[column].nunique(dropna=False) <= 7 and column not in numeric]
     if numeric and figures:
-        by = next((column for column in ("system", *named) if column in named), None)
+        by = next((column for column in (VARIANT, "system", *named) if column in named), None)
         done = table[table["outcome"] == "done"]
-        section.charts.append(_chart(scatter(done, numeric, figures, by), number))
+        telling = [key for key in figures if _differ(done[key].dropna())]
+        if telling:
+            section.charts.append(_chart(scatter(done, numeric, telling, by), number))
     section.tables.append(("Points", _table(table[columns], number)))
     rest = [column for column in table.columns if column not in (*columns, *_PLUMBING) and _is_setting(column)]
     fixed = {column: table[column].iloc[0] for column in sorted(rest) if table[column].notna().all()}
@@ -265,11 +278,25 @@ def _flat(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _there(columns: Sequence[str]) -> list[str]:
-    return [key for key in _HEADLINES if key in set(columns)]
+    return [key for key in HEADLINES if key in set(columns)]
 
 
 def _is_setting(column: str) -> bool:
-    return "." in column or column in ("system", "seed", "backend", "coupling", "measure")
+    return "." in column or column in (VARIANT, "system", "seed", "backend", "coupling", "measure")
+
+
+def _differ(values: Iterable[float]) -> bool:
+    """Whether a chart of these figures shows anything: one bar does, bars of one length do not."""
+    found = list(values)
+    return len(found) == 1 or (bool(found) and max(found) - min(found) > 1e-9 * max(map(abs, found)))
+
+
+def _unmeasured(result: Result) -> list[str]:
+    names = not_measured(result)
+    if not names:
+        return []
+    verb = "is not a measured device: its" if len(names) == 1 else "are not measured devices: their"
+    return [f"{', '.join(names)} {verb} figures are from data sheets and papers."]
 
 
 def _written(key: str, value: float) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.folder import folder_name
+from kvferry.analysis.study_record import PROVENANCE, read_provenance
+from kvferry.analysis.variants import VARIANT
 from kvferry.specs.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ class RunResult:
     spans: pd.DataFrame
     requests: pd.DataFrame
 
+    @property
+    def system(self) -> str:
+        """Its system, or the label of its variant."""
+        return str(self.found.get(VARIANT, self.found["system"]))
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -37,10 +44,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Points:
-    """The table of a sweep or a search: a row per point."""
+    """The table of a sweep or a search: a row per point. ``not_measured``: devices whose profile was not."""
 
     name: str
     table: pd.DataFrame
+    not_measured: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -81,9 +89,16 @@ def _in(folder: Path) -> Iterator[Result]:
     elif (folder / "metrics.json").is_file():
         yield _run(folder)
     elif (folder / "points.parquet").is_file():
-        yield Points(name, _table(folder / "points.parquet", ("outcome", "why", "version")))
+        yield Points(name, _table(folder / "points.parquet", ("outcome", "why", "version")), _unmeasured(folder))
     elif (folder / "report.json").is_file():
         yield Verdicts(name, _verdicts(folder / "report.json"))
+
+
+def _unmeasured(folder: Path) -> list[str]:
+    """Of a sweep that says it."""
+    if not (folder / PROVENANCE).is_file():
+        return []
+    return [name for name, one in read_provenance(folder).devices.items() if not one.get("measured", True)]
 
 
 def _run(folder: Path) -> RunResult:

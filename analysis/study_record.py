@@ -1,0 +1,218 @@
+"""What a sweep's folder says of itself: its study, the files and plugins behind it, and where its numbers come from.
+
+study.yaml       the study by itself, with all that it extends
+files/           files that it names by path, by digest, where they are small
+plugins/         the text of plugins in use
+provenance.json  versions, digests, sources of devices, and what pictures need beside the rows
+order.parquet    the keys of its points, in their order
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kvferry.analysis.code_version import code_version
+from kvferry.analysis.envelope import provenance_of, to_json, versions
+from kvferry.analysis.folder import parquet_bytes, write_plugins
+from kvferry.analysis.study import Study, load_study
+from kvferry.analysis.study_plots import chance_of, devices_of
+from kvferry.analysis.study_spec import PlotSpec, StudySpec
+from kvferry.analysis.study_text import files_of, with_files
+from kvferry.pipelines.plugins import used
+from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.scenarios.faults import complaints_of, input_error
+from kvferry.scenarios.loader import Check, scenario_hash
+from kvferry.scenarios.named_files import content_digest, counted, portable_name
+from kvferry.specs.document import read_document, read_text
+from kvferry.specs.errors import InputError, KvferryError
+from kvferry.specs.scenario import Scenario
+from kvferry.system.whole_file import write_file
+from kvferry.traces.resolve import trace_file
+
+STUDY, PROVENANCE, ORDER = "study.yaml", "provenance.json", "order.parquet"
+# Files up to this size are kept, as long as all together have no more than that.
+MOST_FILE_BYTES, MOST_FILES_BYTES = 4_000_000, 40_000_000
+_MOST_PROVENANCE_BYTES = 20_000_000
+
+
+@dataclass(frozen=True)
+class NamedFile:
+    """A file or folder that a study names: the digest and size of what is in it, and whether the folder holds it."""
+
+    sha256: str
+    bytes: int
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """``provenance.json``. ``settings``: what holds for all systems; ``axes``, ``about``, ``chance``: of pictures."""
+
+    study: str
+    code: str
+    versions: Mapping[str, str]
+    computer: Mapping[str, str]
+    settings: Sequence[str]
+    axes: Sequence[str]
+    about: str
+    chance: str
+    headlines: Sequence[str]
+    backends: Sequence[str]
+    plugins: Mapping[str, str]
+    files: Mapping[str, NamedFile]
+    devices: Mapping[str, Any]
+    # SHA-256 of traces that are named, not given by a path.
+    traces: Mapping[str, str] = field(default_factory=dict)
+    # Whether points have ends of intervals; None: where their runtime is assumed.
+    intervals: bool | None = None
+
+
+def write_record(folder: Path, study: Study, keys: Sequence[str], intervals: bool | None = None) -> list[str]:
+    """Writes all of it; `keys` are those of the points, `intervals`: which points were asked for theirs. Returns lines
+    to say, of another study that lay there. Raises KvferryError."""
+    named: dict[str, str] = {}
+    files: dict[str, NamedFile] = {}
+    left = MOST_FILES_BYTES
+    for path in files_of(study.text):
+        place = f"files/{portable_name(path)}"
+        n_bytes = sum(file.stat().st_size for file in counted(path))
+        kept = n_bytes <= min(MOST_FILE_BYTES, left)
+        files[place] = NamedFile(content_digest(path), n_bytes, kept)
+        if kept:
+            left -= n_bytes
+            named[str(path)] = place
+            for file in counted(path):
+                write_file(
+                    folder / place / file.relative_to(path) if path.is_dir() else folder / place, file.read_bytes()
+                )
+    text = yaml_bytes(with_files(study.text, named))
+    said = _kept_before(folder / STUDY, text)
+    write_file(folder / STUDY, text)
+    write_plugins(folder)
+    write_file(folder / PROVENANCE, to_json(asdict(_provenance(study, files, intervals))).encode())
+    import pyarrow as pa
+
+    write_file(folder / ORDER, parquet_bytes({"key": pa.array(keys, pa.string())}))
+    return said
+
+
+def _kept_before(path: Path, text: bytes) -> list[str]:
+    """Keeps another study's text under a name of its own."""
+    try:
+        before = path.read_bytes()
+    except OSError:
+        return []
+    if before == text:
+        return []
+    kept = path.with_name(f"study-{hashlib.sha256(before).hexdigest()[:8]}.yaml")
+    write_file(kept, before)
+    return [f"{path.parent} held another study, which is kept there as {kept.name}"]
+
+
+def _provenance(study: Study, files: Mapping[str, NamedFile], intervals: bool | None) -> Provenance:
+    by_name = {point.device.name: point for point in study.points}
+    return Provenance(
+        study=study.name,
+        code=code_version(),
+        versions=versions(),
+        computer={"system": platform.system(), "processor": platform.machine()},
+        settings=study.settings,
+        axes=study.axes,
+        about=devices_of(study.points),
+        chance=chance_of(study.points),
+        headlines=sorted({WORKLOADS[point.workload.kind].headline for point in study.points}),
+        traces=_traces(study.points),
+        intervals=intervals,
+        backends=sorted({point.backend for point in study.points}),
+        plugins={plugin.name: plugin.sha256 for plugin in used()},
+        files=files,
+        devices={name: provenance_of(point.device, point.model)["device"] for name, point in sorted(by_name.items())},
+    )
+
+
+def _traces(points: Sequence[Scenario]) -> dict[str, str]:
+    links = [link for point in points for link in (point.link, *(one.link for one in point.machines.values())) if link]
+    named = {way.trace for link in links for way in (link, link.up) if way is not None and way.trace is not None}
+    found = {name: trace_file(name) for name in sorted(named)}
+    return {name: content_digest(path) for name, path in found.items() if path is not None and path.is_file()}
+
+
+def yaml_bytes(text: Any) -> bytes:
+    import yaml
+
+    dumped: str = yaml.safe_dump(text, sort_keys=False, allow_unicode=True, width=120)
+    return dumped.encode()
+
+
+def read_provenance(folder: Path) -> Provenance:
+    """Raises InputError where there is none, or it is damaged."""
+    path = folder / PROVENANCE
+    if not path.is_file():
+        what = "which sweeps of an earlier KVFerry did not leave; kvferry sweep STUDY adds it, and runs nothing again"
+        raise InputError(f"{folder}: holds no {PROVENANCE}, {what}")
+    try:
+        found = json.loads(read_text(path, _MOST_PROVENANCE_BYTES))
+        provenance = Provenance(**found | {"files": {name: NamedFile(**one) for name, one in found["files"].items()}})
+        texts = (provenance.study, provenance.about, provenance.chance, *provenance.settings, *provenance.axes)
+        named = (provenance.devices, provenance.plugins, provenance.versions)
+        if not all(isinstance(one, str) for one in texts) or not all(isinstance(one, dict) for one in named):
+            raise ValueError("a value is of another kind")
+        if provenance.intervals not in (None, True, False):
+            raise ValueError(f"intervals is {provenance.intervals!r:.40}")
+        return provenance
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise InputError(f"{path}: is damaged: {str(error)[:200]}") from None
+
+
+def plots_in(path: Path) -> tuple[PlotSpec, ...]:
+    """The plots that a study's file asks for; its points are not made. Raises InputError."""
+    tree = read_document(path)
+    try:
+        return StudySpec.model_validate(tree.plain()).plots
+    except ValidationError as error:
+        raise input_error(complaints_of(error, StudySpec), tree) from None
+
+
+def keys_in_order(folder: Path) -> list[str]:
+    """The keys of the study's points. Raises InputError."""
+    import pandas as pd
+
+    try:
+        return [str(key) for key in pd.read_parquet(folder / ORDER, columns=["key"])["key"]]
+    except Exception as error:  # pyarrow has errors of several kinds
+        raise InputError(f"{folder / ORDER}: cannot be read: {str(error)[:200]}") from None
+
+
+def recorded_study(folder: Path, check: Check | None = None) -> Study:
+    """The study of a sweep's folder, its points made again. Raises InputError: for plugins that it needs, too."""
+    provenance = read_provenance(folder)
+    here = {plugin.name: plugin.sha256 for plugin in used()}
+    for name, sha256 in provenance.plugins.items():
+        if here.get(name) != sha256:
+            other = "" if name not in here else f", of other text than the {name} in use"
+            file = folder / "plugins" / sha256[:12] / f"{name}.py"
+            raise InputError(f"{folder}: was made with the plugin {name}{other}; read {file}, then --plugin {file}")
+    return load_study(str(folder / STUDY), list(provenance.settings), check)
+
+
+def recorded_point(folder: Path, key: str, check: Check | None = None) -> tuple[str, Scenario]:
+    """The point of a sweep's folder whose key begins so, with its whole key. Raises InputError."""
+    known = keys_in_order(folder)
+    found = sorted({one for one in known if one.startswith(key)})
+    if len(found) != 1 or len(key) < 4:
+        what = f"{len(found):,} keys of {folder} begin so" if len(key) >= 4 else "is too short"
+        raise InputError(f"--point {key!r:.80}: {what}; a key of points.parquet, or its first letters, would do")
+    for point in recorded_study(folder, check).points:
+        if scenario_hash(point) == found[0]:
+            return found[0], point
+    raise KvferryError(
+        f"{folder / STUDY}: makes no point with the key {found[0][:12]}: this KVFerry reads it otherwise"
+    )

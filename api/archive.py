@@ -1,0 +1,183 @@
+"""A sweep's folder as one archive that somebody else reruns, and such an archive as a folder again.
+
+manifest.json names every file of the archive with its digest. Archives come from others: names are checked before
+anything is written, sizes are bounded, and no code of theirs is run here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from kvferry.analysis.dataset import rows_bytes
+from kvferry.analysis.envelope import to_json
+from kvferry.analysis.study_record import ORDER, PROVENANCE, STUDY, keys_in_order, read_provenance, yaml_bytes
+from kvferry.analysis.study_text import files_of, with_files
+from kvferry.scenarios.named_files import content_digest, portable_name
+from kvferry.specs import human
+from kvferry.specs.document import read_document, regular_file
+from kvferry.specs.errors import InputError
+from kvferry.system.whole_file import write_file
+
+MANIFEST, POINTS = "manifest.json", "points.parquet"
+SUFFIX = ".kvferry.zip"
+MOST_ENTRIES, MOST_ENTRY_BYTES, MOST_BYTES = 5_000, 200_000_000, 500_000_000
+# What an archive may hold.
+_NAMES = re.compile(
+    r"(manifest\.json|study\.yaml|provenance\.json|points\.parquet|order\.parquet"
+    r"|plugins/[0-9a-f]{12}/\w[\w.-]*\.py|plots/[\w.-]+\.(png|svg|pdf|tex)|files/[0-9a-f]{12}/[^/\\\0]+(/[^/\\\0]+)*)"
+)
+_CHUNK = 1 << 20
+# Of entries: no clock is in an archive, so that equal folders make equal ones.
+_WHEN = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """``files``: SHA-256 by name; ``absent``: files too large to be packed, by the name under which they are looked
+    for, with digest and size."""
+
+    study: str
+    code: str
+    versions: Mapping[str, str]
+    rows: int
+    plugins: Mapping[str, str]
+    files: Mapping[str, str]
+    absent: Mapping[str, Mapping[str, Any]]
+
+
+def pack(folder: Path, output: Path) -> Manifest:
+    """Writes the archive of a sweep's folder. Equal folders give equal bytes. Raises InputError for a folder that has
+    no rows or does not say what it is of."""
+    provenance = read_provenance(folder)
+    contents: dict[str, bytes] = {POINTS: _rows(folder)}
+    tree = read_document(folder / STUDY).plain()
+    large = {str(path): f"files/{portable_name(path)}" for path in files_of(tree)}
+    contents[STUDY] = yaml_bytes(with_files(tree, large))
+    kept = [path for part in ("plugins", "files", "plots") for path in sorted((folder / part).rglob("*"))]
+    for path in (folder / PROVENANCE, folder / ORDER, *(path for path in kept if path.is_file())):
+        name = path.relative_to(folder).as_posix()
+        if _NAMES.fullmatch(name):
+            contents[name] = path.read_bytes()
+    manifest = Manifest(
+        study=provenance.study,
+        code=provenance.code,
+        versions=provenance.versions,
+        rows=len(keys_in_order(folder)),
+        plugins=provenance.plugins,
+        files={name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+        absent={name: asdict(one) for name, one in provenance.files.items() if not one.kept},
+    )
+    contents[MANIFEST] = to_json(asdict(manifest)).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(contents):
+            entry = zipfile.ZipInfo(name, _WHEN)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, (stat.S_IFREG | 0o644) << 16
+            archive.writestr(entry, contents[name])
+    write_file(output, buffer.getvalue())
+    return manifest
+
+
+def _rows(folder: Path) -> bytes:
+    """The rows of the study's points alone, as a sweep into an empty folder would write them."""
+    return rows_bytes(folder, keys_in_order(folder))
+
+
+def unpack(file: Path, folder: Path) -> Manifest:
+    """Writes an archive's files below a folder, which is new or empty. Nothing is written unless all of it is good.
+
+    Raises InputError for what is no such archive: names that lead elsewhere, links, too much of anything, a digest that
+    is not the manifest's.
+    """
+    if problem := regular_file(file):
+        raise InputError(f"{file} {problem}")
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise InputError(f"{folder}: is there already; --output names a folder that is new or empty")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            contents = dict(_entries(file, archive))
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise InputError(f"{file}: is no archive of kvferry pack: {str(error)[:200]}") from None
+    manifest = _manifest(file, contents.get(MANIFEST, b""))
+    found = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items() if name != MANIFEST}
+    for name in sorted({*found, *manifest.files}):
+        if found.get(name) != manifest.files.get(name):
+            raise InputError(f"{file}: {name} is not what its manifest says; it was changed, or is not whole")
+    for name, content in contents.items():
+        write_file(folder / PurePosixPath(name), content)
+    return manifest
+
+
+def _entries(file: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]]:
+    entries = archive.infolist()
+    if len(entries) > MOST_ENTRIES:
+        raise InputError(f"{file}: {len(entries):,} files; an artefact has at most {MOST_ENTRIES:,}")
+    seen: set[str] = set()
+    left = MOST_BYTES
+    for entry in entries:
+        name, mode = entry.filename, entry.external_attr >> 16
+        parts, kind = name.split("/"), stat.S_IFMT(mode)
+        if not _NAMES.fullmatch(name) or ".." in parts or "." in parts or kind not in (0, stat.S_IFREG):
+            raise InputError(f"{file}: {name!r:.100} is no file of an artefact; nothing was unpacked")
+        if name.casefold() in seen:
+            raise InputError(f"{file}: {name!r:.100} stands twice; nothing was unpacked")
+        seen.add(name.casefold())
+        content = _bounded(file, archive, entry, min(left, MOST_ENTRY_BYTES))
+        left -= len(content)
+        yield name, content
+
+
+def _bounded(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
+    """What an entry holds, whatever size it says it has."""
+    found = bytearray()
+    with archive.open(entry) as content:
+        while chunk := content.read(_CHUNK):
+            found += chunk
+            if len(found) > most:
+                what = f"holds more than {human.size(most)}; an artefact has at most {human.size(MOST_BYTES)}"
+                raise InputError(f"{file}: {entry.filename!r:.100} {what}")
+    return bytes(found)
+
+
+def _manifest(file: Path, content: bytes) -> Manifest:
+    try:
+        found = Manifest(**json.loads(content))
+        good = isinstance(found.files, dict) and isinstance(found.absent, dict) and isinstance(found.plugins, dict)
+        absent = found.absent.values() if good else ()
+        good = good and all(isinstance(one["sha256"], str) and isinstance(one["bytes"], int) for one in absent)
+        if not good or not all(isinstance(one, str) for one in (found.study, found.code, *found.files.values())):
+            raise ValueError("its files are no digests by name")
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise InputError(f"{file}: {MANIFEST}: {str(error)[:200] or 'is missing'}") from None
+    return found
+
+
+def manifest_of(folder: Path) -> Manifest:
+    """The manifest of a folder that was unpacked before. Raises InputError."""
+    if not (folder / MANIFEST).is_file():
+        raise InputError(
+            f"{folder}: holds no {MANIFEST}; give a file that kvferry pack wrote, or what was unpacked of it"
+        )
+    return _manifest(folder / MANIFEST, (folder / MANIFEST).read_bytes())
+
+
+def missing_files(folder: Path, manifest: Manifest) -> list[str]:
+    """Lines on files that were too large to pack and do not lie where they are looked for."""
+    lines = []
+    for name, one in manifest.absent.items():
+        path = folder / PurePosixPath(name)
+        if not _NAMES.fullmatch(name) or not path.exists():
+            size = human.size(float(one["bytes"]))
+            lines.append(f"{path} is not in the artefact ({size}, sha256 {one['sha256'][:12]}...); put it there")
+        elif content_digest(path) != one["sha256"]:
+            lines.append(f"{path} is another file than the one that was used (sha256 {one['sha256'][:12]}...)")
+    return lines

@@ -1,0 +1,141 @@
+"""Variants of one study or comparison: labels beside the keys that they set."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import kvferry
+from kvferry.analysis.dataset import read_points
+from kvferry.analysis.paired import paired
+from kvferry.analysis.study import load_study
+from kvferry.analysis.variants import variants_of
+from kvferry.specs.errors import InputError
+
+BASE = """\
+name: small
+system: stream-only
+device: rtx-5080-laptop
+model: tiny
+link: {rate: 80 Mbit/s}
+workload: {kind: context-reuse, context: 2Ki}
+policies: {codec: kivi}
+seed: 7
+"""
+STUDY = """\
+base: small.yaml
+variants:
+  Greedy: {system: sparkv, policies.schedule: greedy}
+  Last first: {system: sparkv, policies.schedule: greedy-last-first}
+  Plain: {}
+axes:
+  workload.context: [1Ki, 2Ki]
+plots:
+  - {kind: bar, x: workload.context, y: ttft_s, by: variant}
+  - {kind: line, x: workload.context, y: ttft_s}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.yaml").write_text(BASE)
+    Path("study.yaml").write_text(STUDY)
+
+
+def test_each_variant_is_met_at_every_place_of_the_axes() -> None:
+    study = load_study("study.yaml")
+    found = [
+        (label, point.system, {role: one.name for role, one in point.policies.items()}, point.workload.context)
+        for label, point in zip(study.labels, study.points, strict=True)
+    ]
+    greedy, last = {"schedule": "greedy"}, {"schedule": "greedy-last-first"}
+    assert found == [
+        ("Greedy", "sparkv", greedy, 1024),
+        ("Greedy", "sparkv", greedy, 2048),
+        ("Last first", "sparkv", last, 1024),
+        ("Last first", "sparkv", last, 2048),
+        # The base's policies are those of its own system alone.
+        ("Plain", "stream-only", {"codec": "kivi"}, 1024),
+        ("Plain", "stream-only", {"codec": "kivi"}, 2048),
+    ]
+    assert study.axes == ("variant", "workload.context")
+
+
+def test_they_are_a_column_and_an_axis_of_plots() -> None:
+    swept = kvferry.sweep("study.yaml", jobs=1)
+    assert list(swept.points["variant"]) == ["Greedy"] * 2 + ["Last first"] * 2 + ["Plain"] * 2
+    assert list(read_points(swept.folder).columns[:4]) == ["key", "outcome", "why", "variant"]
+    # A plot that does not name them has a panel for each.
+    assert {path.suffix for path in swept.plots} == {".png", ".svg"} and len(swept.plots) == 4
+    assert swept.summary["marks"]["line-workload.context-ttft_s"] == "each mark: 1 point, 1 seed"
+    better = {(one["better"], one["worse"]) for one in swept.summary["paired"]}
+    assert {frozenset(pair) for pair in better} == {
+        frozenset(pair) for pair in (("Greedy", "Last first"), ("Greedy", "Plain"), ("Last first", "Plain"))
+    }
+
+
+def test_a_label_that_changes_is_changed_in_the_rows_without_a_run() -> None:
+    kvferry.sweep("study.yaml", jobs=1, plots=False)
+    Path("study.yaml").write_text(STUDY.replace("Plain:", "As it is:"))
+    swept = kvferry.sweep("study.yaml", jobs=1, plots=False)
+    assert swept.summary["new"] == 0
+    assert list(read_points(swept.folder)["variant"].unique()).count("Plain") == 0
+    assert set(read_points(swept.folder)["variant"]) == {"Greedy", "Last first", "As it is"}
+
+
+def test_pairs_are_of_variants_where_there_are_any() -> None:
+    rows = [
+        {"outcome": "done", "system": "sparkv", "variant": label, "seed": seed, "ttft_s": seconds}
+        for label, times in (("A", [1.0, 2.0]), ("B", [2.0, 4.0]))
+        for seed, seconds in enumerate(times)
+    ]
+    (one,) = paired(pd.DataFrame(rows), "ttft_s", ("variant", "seed"))
+    assert (one.better, one.worse, one.ahead, one.median) == ("A", "B", 2, pytest.approx(0.5))
+
+
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        ("{A: {system: sparkv}, B: {system: sparkv}}", "variants.B: is the same scenario as A"),
+        ("{A: {workload.context: 4Ki}}", "axes.workload.context: varies what a variant sets, workload.context"),
+        ("{A: {policies: {codec: fp16}, policies.codec: kivi}}", "variants.A.policies.codec: sets what policies sets"),
+        ("{'* A': {system: sparkv}}", "variants.* A: '* A' is no label"),
+        ("{A: sparkv}", "variants.A: 'sparkv' is not a mapping"),
+        ("{A: {policies..codec: kivi}}", "is no key of a scenario"),
+        ("{A: {system: sparkw}}", "system: unknown system 'sparkw'"),
+    ],
+)
+def test_what_is_wrong_with_one_is_said(variants: str, said: str) -> None:
+    Path("study.yaml").write_text(f"base: small.yaml\nvariants: {variants}\naxes: {{workload.context: [1Ki, 2Ki]}}\n")
+    with pytest.raises(InputError) as error:
+        load_study("study.yaml", check=kvferry.api.scenario.names_in_use)
+    assert said in str(error.value) and str(error.value).startswith("study.yaml:")
+
+
+def test_a_comparison_takes_the_variants_of_a_study() -> None:
+    compared = kvferry.compare("small.yaml", variants="study.yaml")
+    assert list(compared.results) == ["Greedy", "Last first", "Plain"]
+    assert [one.scenario.system for one in compared.results.values()] == ["sparkv", "sparkv", "stream-only"]
+    assert compared.results["Plain"].scenario.policies["codec"].name == "kivi"
+    compared.write("compared", plots=False)
+    assert Path("compared/Last-first/metrics.json").read_text().count('"variant": "Last first"') == 1
+
+
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        ({"A": {"system": "sparkv"}, "B": {"system": "sparkv"}}, "variants: B: it is the same scenario as A"),
+        ({"A b": {"system": "sparkv"}, "A-b": {"system": "ferry"}}, "it is called like A b"),
+        ({"A": {"link.rt": 3}}, "link.rt: unknown key"),
+    ],
+)
+def test_a_comparison_of_variants_that_cannot_be(variants: dict[str, dict[str, object]], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        kvferry.compare("small.yaml", variants=variants)
+
+
+def test_variants_in_braces() -> None:
+    assert {label: list(values) for label, values in variants_of("{A: {system: ferry, link.rtt: 1 ms}}").items()} == {
+        "A": ["system", "link.rtt"]
+    }
