@@ -82,7 +82,7 @@ class SmallDecoding:
             slots=self.plan.staying.slots,
             index=index,
             rebuilt_rank=self.plan.keys.rebuilt_rank,
-            listen=self.logits.append,
+            listen=lambda logits, of: self.logits.append(logits),
             tiers=self.tiers,
         )
         self.storage = Storage.create(folder / "kv.bin", self.plan.file_bytes)
