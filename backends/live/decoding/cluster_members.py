@@ -1,4 +1,4 @@
-"""Which tokens belong to which cluster while a batch decodes, from what is said of clusters."""
+"""Membership of tokens in clusters while a batch decodes, from what is said of clusters."""
 
 from array import array
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a layer makes of the token under way before it attends."""
+"""The query, key and value of the token under way in a layer."""
 
 from typing import NamedTuple
 
