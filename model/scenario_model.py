@@ -38,7 +38,10 @@ def _check_same(wanted: ModelSpec, found: ModelSpec, reference: str) -> None:
     differ = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
     if differ:
         shown = ", ".join(f"{key} {_shown(ours)} instead of {_shown(theirs)}" for key, (ours, theirs) in differ.items())
-        raise InputError(f"live.weights: {reference} is not the scenario's model {wanted.name}: {shown}")
+        would = ""
+        if differ.keys() == {"kv_value_bytes"}:
+            would = f"; live.dtype, or precision.kv_value_bytes={found.kv_value_bytes:g}, would make them the same"
+        raise InputError(f"live.weights: {reference} is not the scenario's model {wanted.name}: {shown}{would}")
 
 
 def _shown(value: Any) -> str:

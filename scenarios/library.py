@@ -33,7 +33,9 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
     problem = regular_file(folder / reference)
     if problem is None:
         return (folder / reference).resolve()
-    if not reference.strip() or (_NAME.fullmatch(reference) and Path(reference).suffix not in (".yaml", ".gguf")):
+    is_name = _NAME.fullmatch(reference) and Path(reference).suffix not in (".yaml", ".gguf")
+    # Only scenarios have names in folders.
+    if not reference.strip() or (is_name and ("/" not in reference or kind == "scenario")):
         raise unknown_name(kind, reference, names(kind))
     stem = Path(reference).stem
     hint = f"; the bundled {kind} of that name is called {stem!r}" if stem in names(kind) else ""

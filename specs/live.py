@@ -15,7 +15,18 @@ class RealModel(Part):
     # seed. None: the model of that name that comes with the project.
     weights: str | None = Field(default=None, min_length=1, max_length=1000)
     # What kind of model random weights make.
-    family: Literal["deepseek_v3", "llama", "qwen2", "qwen3"] = "qwen3"
+    family: Literal[
+        "deepseek_v3",
+        "gemma3_text",
+        "granite",
+        "llama",
+        "mistral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+    ] = "qwen3"
     # None: as stored; random weights as wide as the model's `kv_value_bytes` says.
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     # The torch device that the model lies on.

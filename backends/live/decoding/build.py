@@ -27,7 +27,7 @@ from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
 from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.machine.answers import Answer, Selection
-from kvferry.model.latent_decoder import decoder_of
+from kvferry.model.decoders import decoder_of
 from kvferry.model.prompts import Prompts
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario

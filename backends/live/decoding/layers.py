@@ -49,7 +49,7 @@ from kvferry.machine.ops import (
     Split,
 )
 from kvferry.model.decoder import Rotary
-from kvferry.model.latent_decoder import decoder_of
+from kvferry.model.decoders import decoder_of
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.policies.decode.cuts import Clustered, Divided
 from kvferry.specs.errors import InputError, KvferryError
@@ -117,7 +117,8 @@ class Layers(RegisteredOps):
         else:
             rebuilt = None
             if rebuilt_rank is not None:
-                rebuilt = RebuiltKeys(format, rebuilt_rank, self._rotary, device=decoder.device)
+                more = {"device": decoder.device, "rotary_in": decoder.rotary_in}
+                rebuilt = RebuiltKeys(format, rebuilt_rank, self._rotary, **more)
             self.blocks = StoredBlocks(
                 format,
                 context=self._context,

@@ -13,7 +13,7 @@ from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.machine.answers import Selection
 from kvferry.machine.handles import Batch
 from kvferry.machine.ops import DecodeStep, Op, OutputHead, PrefillLayer
-from kvferry.model.latent_decoder import decoder_of
+from kvferry.model.decoders import decoder_of
 from kvferry.model.whole_prefill import prefill_layer
 from kvferry.policies.decode.pages import PAGE_TOKENS, PageTable, pages_of
 from kvferry.specs.errors import KvferryError

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from kvferry.backends.live.quality.tasks import Task
 from kvferry.model.decoder import Decoder, Rotary
-from kvferry.model.latent_decoder import decoder_of
+from kvferry.model.decoders import decoder_of
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.traces.key_recording import KeyRecording
 

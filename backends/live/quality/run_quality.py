@@ -13,7 +13,7 @@ from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
 from kvferry.backends.live.quality.attended_tokens import AttendedTokens
 from kvferry.backends.live.quality.full_attention import divergence, layer_by_layer, same_token
 from kvferry.backends.live.quality.tasks import ASKING, Task
-from kvferry.model.latent_decoder import decoder_of
+from kvferry.model.decoders import decoder_of
 from kvferry.model.prompts import Prompts
 from kvferry.specs.errors import InputError
 from kvferry.specs.live import DecodeLive
