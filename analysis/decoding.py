@@ -128,6 +128,8 @@ def _attention(decoded: Decoded, sums: Mapping[str, float]) -> dict[str, float]:
         return {}
     share = sums["attended"] / sums["attendable"]
     found = {"attended_tokens": sums["attended"] / sums["attentions"], "attended_share": share}
+    if decoded.recall is not None:
+        found["recall_share"] = decoded.recall
     if decoded.attention_mass is None:
         return found
     mean, spread = decoded.attention_mass

@@ -89,7 +89,8 @@ FIGURES: dict[str, Figure] = {
         "selection's recall",
         "high",
         "of the k tokens of a KV head with most true attention mass, the share among the k that were chosen; mean over"
-        " heads, layers and steps. Tokens that are attended to besides do not count",
+        " heads, layers and steps. Tokens that are attended to besides do not count. Modelled: where keys are generated"
+        " or recorded, by what queries want of them",
     ),
     "full_attention_right_share": Figure(
         "of full attention", None, "share of answers right with full attention: what the model can at all"

@@ -57,6 +57,11 @@ class Ahead(Protocol):
         long."""
         ...
 
+    def recall(self, tokens: float) -> tuple[float, float] | None:
+        """Returns two means over rows: how much of the `tokens` entries that the query under way wants most was chosen
+        or is in memory, and the share of all entries that was chosen. None: nothing is known of them."""
+        ...
+
 
 class Kept(Protocol):
     """A run's blocks and newest tokens; every sequence gains a token per step."""

@@ -16,6 +16,7 @@ from kvferry.model.decoders import decoder_of
 from kvferry.model.models import load_model
 from kvferry.model.request_session import RequestSession, step
 from kvferry.model.session import Session
+from kvferry.model.whole_prefill import prefill_layer
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -134,6 +135,18 @@ def test_sessions_say_what_generate_says(folder: Path) -> None:
         while len(said) < 8:
             said.append(int(step(decoder, rotary, [one], said[-1:])[0].argmax()))
     assert said == wanted
+
+
+def test_logits_are_those_of_the_model(folder: Path) -> None:
+    """A cap on them changes no token that is likeliest."""
+    model = load_model(folder)
+    decoder, ids = decoder_of(model), prompts(5, 1, 40)[0]
+    with torch.no_grad():
+        hidden, rotary = decoder.embed(decoder.token_ids([ids])), decoder.rotary(40)
+        for layer in range(decoder.layers):
+            hidden = prefill_layer(decoder, layer, hidden, rotary).hidden
+        own, theirs = decoder.logits(hidden), model(torch.tensor([ids])).logits
+    torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-4 * float(theirs.std()))
 
 
 def test_a_sequence_longer_than_a_window_is_refused_by_name(tmp_path: Path) -> None:

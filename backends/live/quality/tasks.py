@@ -12,8 +12,9 @@ from kvferry.specs.errors import InputError
 
 NEEDLES = 8
 FACT, QUESTION = "The secret code of {} is {}.\n", "The secret code of {} is "
-# Random letters that are shown of a line, and as many to be copied.
-CODE = 12
+# Random letters of a line that are to be copied, and letters before them that are shown: small models take a line with
+# fewer for another.
+CODE, CUE = 12, 24
 _LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
@@ -49,12 +50,12 @@ def needle(prompts: Prompts, number: int, context: int) -> Task:
 
 
 def copy(prompts: Prompts, number: int, context: int) -> Task:
-    """Returns text with lines of random letters strewn into it, and each line's first half said again in another order,
-    with its second half as the answer."""
+    """Returns text with lines of random letters strewn into it, and the beginning of each said again in another order,
+    with its end as the answer."""
     tokens, random = _readable(prompts), np.random.default_rng([8, number])
-    codes = ["".join(random.choice(_LETTERS, 2 * CODE)) for _ in range(NEEDLES)]
+    codes = ["".join(random.choice(_LETTERS, CUE + CODE)) for _ in range(NEEDLES)]
     ids = _strewn(prompts, 200 + number, context, [tokens.encode(f"\n{code}\n") for code in codes])
-    asked = [(code[:CODE], code[CODE:], "\n") for code in (codes[n] for n in random.permutation(NEEDLES))]
+    asked = [(code[:CUE], code[CUE:], "\n") for code in (codes[n] for n in random.permutation(NEEDLES))]
     return _asking(tokens, ids, asked)
 
 

@@ -122,6 +122,9 @@ def test_tokens_that_are_noted_are_those_that_the_pipeline_counts(weights: Path,
     policies: dict[str, Any] = {"selected_tokens": 32}
     if system in ("dynakv", "pqcache", "clusterkv"):
         policies = {"selected_share": 0.2, "group_tokens": 8}
+    if system == "dynakv":
+        # So tight that clusters which were not read gain tokens, and wait to be cut.
+        policies |= {"threshold": 0.7}
     wanted = drawn(weights, system, budget={"kv": "90 MiB"}, policies=policies)
     with pytest.MonkeyPatch.context() as seen:
         kept: list[Any] = []
@@ -170,7 +173,7 @@ def test_questions_are_answered_by_what_is_attended_to(text: Path, task: str) ->
         for system, policies in (("flexgen", ()), ("infinigen", ("policies={selected_tokens: 8}",)))
     )
     assert full["right_share"] == full["full_attention_right_share"] == few["full_attention_right_share"]
-    assert full["right_share"] > (0.9 if task == "needle" else 0.2)
+    assert full["right_share"] > 0.9
     assert few["right_share"] < full["right_share"]
     assert "perplexity" not in full
 
