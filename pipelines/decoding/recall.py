@@ -1,7 +1,7 @@
 """The recall of selections in a modelled world, where its keys are known."""
 
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.policies.decode.upkeep import Ahead
+from kvferry.policies.decode.upkeep import Ahead, Recalls
 
 # Steps at which keys are asked: what queries want most takes a look at every key.
 _ASKED = 16
@@ -15,8 +15,8 @@ class SampledRecall:
         self._found: list[float] = []
 
     def at(self, tokens: int, stored_tokens: int, keys: Ahead | None) -> None:
-        """As the token of this number has been decoded; the first one comes from prefill."""
-        if keys is not None and tokens > 1 and (tokens - 1) % self._every == 0:
+        """Looks whether to ask, once the token of this number has been decoded; the first one comes from prefill."""
+        if isinstance(keys, Recalls) and tokens > 1 and (tokens - 1) % self._every == 0:
             found = keys.recall(self._selector.wanted_tokens(stored_tokens))
             if found is not None:
                 self._found.append(found[0])

@@ -129,7 +129,8 @@ class _Found:
     def figures(self) -> Figures:
         if not self.same:
             return {}
-        apart = torch.cat(self.apart).numpy()
+        # Below 0 by rounding alone.
+        apart = torch.cat(self.apart).clamp(min=0).numpy()
         figures = {
             "agreement_share": float(torch.cat(self.same).float().mean()),
             "kl_nats": float(apart.mean()),
