@@ -99,8 +99,10 @@ class RunQuality:
 
 def quality_of(scenario: Scenario, prompts: Prompts, contexts: Sequence[int], output: int) -> RunQuality | None:
     """Returns what measures a run's quality, if the scenario wants it."""
-    live = scenario.decode.live
-    return RunQuality(live, prompts, contexts, output) if live.quality else None
+    live = scenario.live
+    if not isinstance(live, DecodeLive) or not live.quality:
+        return None
+    return RunQuality(live, prompts, contexts, output)
 
 
 def _within(task: Task, output: int) -> Task:
