@@ -84,7 +84,7 @@ FIGURES: dict[str, Figure] = {
     "kl_nats": Figure("KL from full attention, nats", "low", "divergence of the next token's distribution; mean"),
     "kl_p95_nats": Figure("KL, p95", "low", "its 95th percentile over tokens"),
     "perplexity": Figure("perplexity", "low", "of the text that is said, behind its context"),
-    "perplexity_over_full": Figure("over full attention's", "low", "perplexity over that of full attention"),
+    "perplexity_over_full": Figure("perplexity over full", "low", "perplexity over that of full attention"),
     "recall_share": Figure(
         "selection's recall",
         "high",
@@ -93,7 +93,7 @@ FIGURES: dict[str, Figure] = {
         " or recorded, by what queries want of them",
     ),
     "full_attention_right_share": Figure(
-        "of full attention", None, "share of answers right with full attention: what the model can at all"
+        "right with full attention", None, "share of answers that full attention says right: what the model can at all"
     ),
     "slo_attainment": Figure("requests within the SLO", "high", "share of requests that meet all limits of the SLO"),
     "goodput_requests_per_s": Figure("of them per second", "high", "requests per second that meet the SLO"),
