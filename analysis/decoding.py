@@ -115,6 +115,10 @@ def decoding_metrics(
         figures |= {f"energy_{part}_j": total_j / len(run.requests) for part, total_j in sorted(energy_j.items())}
         if energy_j:
             figures["energy_j"] = sum(energy_j.values()) / len(run.requests)
+    if "quality" in run.measured:
+        # What was measured goes before what the selector is known for.
+        figures.pop("attention_mass_spread", None)
+        figures |= run.measured["quality"]
     return figures | _observed(run)
 
 
@@ -124,6 +128,8 @@ def _attention(decoded: Decoded, sums: Mapping[str, float]) -> dict[str, float]:
         return {}
     share = sums["attended"] / sums["attendable"]
     found = {"attended_tokens": sums["attended"] / sums["attentions"], "attended_share": share}
+    if decoded.recall is not None:
+        found["recall_share"] = decoded.recall
     if decoded.attention_mass is None:
         return found
     mean, spread = decoded.attention_mass

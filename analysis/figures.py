@@ -67,12 +67,33 @@ FIGURES: dict[str, Figure] = {
         "attention mass",
         "high",
         "share of true attention mass on the tokens attended to, measured for the selector at that share on a bundled"
-        ' model: an indicator only; "not known" for other selectors and smaller shares',
+        ' model: an indicator only; "not known" for other selectors and smaller shares. With `live.quality` that of the'
+        " run itself",
     ),
     "attention_mass_spread": Figure(
         "attention mass, give or take",
         None,
         "half the difference of the attention mass between the texts that it was measured on",
+    ),
+    "agreement_share": Figure(
+        "agrees with full attention",
+        "high",
+        "share of tokens behind the first where the most likely next token is that of full attention over the same"
+        " tokens; of real runs with `live.quality`, as those below",
+    ),
+    "kl_nats": Figure("KL from full attention, nats", "low", "divergence of the next token's distribution; mean"),
+    "kl_p95_nats": Figure("KL, p95", "low", "its 95th percentile over tokens"),
+    "perplexity": Figure("perplexity", "low", "of the text that is said, behind its context"),
+    "perplexity_over_full": Figure("perplexity over full", "low", "perplexity over that of full attention"),
+    "recall_share": Figure(
+        "selection's recall",
+        "high",
+        "of the k tokens of a KV head with most true attention mass, the share among the k that were chosen; mean over"
+        " heads, layers and steps. Tokens that are attended to besides do not count. Modelled: where keys are generated"
+        " or recorded, by what queries want of them",
+    ),
+    "full_attention_right_share": Figure(
+        "right with full attention", None, "share of answers that full attention says right: what the model can at all"
     ),
     "slo_attainment": Figure("requests within the SLO", "high", "share of requests that meet all limits of the SLO"),
     "goodput_requests_per_s": Figure("of them per second", "high", "requests per second that meet the SLO"),
@@ -276,6 +297,12 @@ COMPARED_DECODING = (
     "kv_memory_peak_bytes",
     "attended_tokens",
     "attention_mass",
+    "agreement_share",
+    "kl_nats",
+    "perplexity_over_full",
+    "recall_share",
+    "right_share",
+    "full_attention_right_share",
     "tpot_s",
     "reuse_rate",
     "storage_utilisation",

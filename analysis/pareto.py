@@ -105,7 +105,9 @@ def pareto(
     for n, name in enumerate(dict.fromkeys(of)):
         own = np.array([one == name for one in of])
         look: dict[str, Any] = {
-            "linestyle": "none", "marker": MARKERS[n % len(MARKERS)], "color": SERIES[n % len(SERIES)], "markersize": 6,
+            # Once all colours are used they come again, with other markers.
+            "linestyle": "none", "marker": MARKERS[(n + n // len(SERIES)) % len(MARKERS)],
+            "color": SERIES[n % len(SERIES)], "markersize": 6,
         }  # fmt: skip
         panel.plot(*at[own & ~front].T, **look, markerfacecolor="white", zorder=2)
         panel.plot(*at[own & front].T, **look, zorder=4)

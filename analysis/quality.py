@@ -43,11 +43,16 @@ def footnotes(systems: Mapping[str, Metrics]) -> list[str]:
         if errors := _errors(systems):
             how = f"errors of what was streamed above {human.percent(min(errors.values()))}"
         lines.append(f"{MARK} {how}: coarser KV, hence answers of lower quality")
-    if any(map(_is_sparse, systems.values())):
-        lines.append(
-            f"{MARK} attends to a part of the tokens: not of equal quality with systems that attend to all;"
+    sparse = [one for one in systems.values() if _is_sparse(one)]
+    if sparse:
+        measured = (
             " attention mass (± half the difference of two texts), measured on them with the bundled byte-large"
             " model at 4,096 tokens, interpolated, is an indication on other models and lengths"
+        )
+        if all("agreement_share" in one for one in sparse):
+            measured = " how far they are from full attention was measured in these runs"
+        lines.append(
+            f"{MARK} attends to a part of the tokens: not of equal quality with systems that attend to all;{measured}"
         )
         selected = [one["attended_tokens"] for one in systems.values() if _is_sparse(one)]
         if max(selected) > _AS_MANY_TOKENS * min(selected):

@@ -59,9 +59,3 @@ class LatentDecoder(Decoder):
         if self._interleaved:
             heads = heads.unflatten(-1, (-1, 2)).mT.flatten(-2)
         return rotated(heads, rotary)
-
-
-def decoder_of(model: PreTrainedModel) -> Decoder:
-    """The decoder for a model's kind of attention. Raises InputError for a family that has none."""
-    kind = LatentDecoder if model.config.model_type in LatentDecoder.families else Decoder
-    return kind(model)

@@ -19,14 +19,26 @@ try:
     from transformers import (
         DeepseekV3Config,
         DeepseekV3ForCausalLM,
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        GraniteConfig,
+        GraniteForCausalLM,
         LlamaConfig,
         LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Olmo2Config,
+        Olmo2ForCausalLM,
+        Phi3Config,
+        Phi3ForCausalLM,
         PreTrainedConfig,
         PreTrainedModel,
         Qwen2Config,
         Qwen2ForCausalLM,
         Qwen3Config,
         Qwen3ForCausalLM,
+        SmolLM3Config,
+        SmolLM3ForCausalLM,
     )
     from transformers.utils import logging as hf_logging
 except ImportError as error:
@@ -41,16 +53,24 @@ class Family:
     model: type[PreTrainedModel]
 
 
-# Qwen2.5 is of the type qwen2.
+# Qwen2.5 is of the type qwen2, Phi-3 and Phi-3.5 of phi3, and gemma3_text is Gemma 3 without eyes.
 FAMILIES = {
     "deepseek_v3": Family(DeepseekV3Config, DeepseekV3ForCausalLM),
+    "gemma3_text": Family(Gemma3TextConfig, Gemma3ForCausalLM),
+    "granite": Family(GraniteConfig, GraniteForCausalLM),
     "llama": Family(LlamaConfig, LlamaForCausalLM),
+    "mistral": Family(MistralConfig, MistralForCausalLM),
+    "olmo2": Family(Olmo2Config, Olmo2ForCausalLM),
+    "phi3": Family(Phi3Config, Phi3ForCausalLM),
     "qwen2": Family(Qwen2Config, Qwen2ForCausalLM),
     "qwen3": Family(Qwen3Config, Qwen3ForCausalLM),
+    "smollm3": Family(SmolLM3Config, SmolLM3ForCausalLM),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # These stretch the rotary embedding with the length of the sequence, so that keys depend on tokens yet to come.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
+# What random weights of a family say besides dimensions: Mistral's own window is of its first version alone.
+_OWN: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}}
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "tokenizer.model")
 _MAX_JSON_BYTES = 64 * 2**20
 # Small trained models that come with the project, one folder each; see training/.
@@ -122,6 +142,7 @@ def random_model(
             hidden_size=spec.hidden,
             num_attention_heads=spec.query_heads,
             **_attention_of(family, spec),
+            **_OWN.get(family, {}),
             intermediate_size=spec.ffn,
             vocab_size=spec.vocabulary,
             tie_word_embeddings=spec.tied_embeddings,
@@ -129,6 +150,7 @@ def random_model(
             max_position_embeddings=131072,
             bos_token_id=None,
             eos_token_id=None,
+            pad_token_id=None,
         )
         check_config(config, f"a {family} with random weights")
         _check_fits(_spec(config, torch.float32, spec.name), torch.device("cpu"))
@@ -148,21 +170,44 @@ def spec_of(model: PreTrainedModel, name: str | None = None) -> ModelSpec:
     return _spec(model.config, model.dtype, name or model.config.name_or_path or f"random {model.config.model_type}")
 
 
+def window_of(config: PreTrainedConfig) -> int | None:
+    """Returns the newest tokens that some layers attend to; None: every layer attends to all."""
+    kinds = getattr(config, "layer_types", None)
+    if not getattr(config, "use_sliding_window", True) or (kinds is not None and "sliding_attention" not in kinds):
+        return None
+    window = getattr(config, "sliding_window", None)
+    return None if window is None else int(window)
+
+
 def check_config(config: PreTrainedConfig, where: str) -> None:
     """Raise InputError unless a model can be prefilled chunk by chunk, to the same result as at once."""
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise InputError(f"{where}: has sliding-window layers; only full attention is supported")
-    rope_parameters = config.rope_parameters or {}
-    base = rope_parameters.get("rope_theta", 1.0)
-    if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < math.inf:
-        raise InputError(f"{where}: rope_theta is {base!r:.60}; a number above 0 would do")
-    rope = rope_parameters.get("rope_type", "default")
-    if rope in _ROPE_BY_LENGTH:
-        raise InputError(f"{where}: rope_type {rope!r} makes keys depend on later tokens; 'yarn' or 'llama3' would do")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if "sliding_attention" in kinds and window_of(config) is None:
+        raise InputError(f"{where}: has sliding-window layers (layer_types) and no sliding_window that says how long")
+    if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
+        raise InputError(f"{where}: has layers of {unknown[0]}; full_attention and sliding_attention are supported")
+    for key in ("use_bidirectional_attention", "attn_logit_softcapping"):
+        if getattr(config, key, None):
+            raise InputError(f"{where}: {key} is not supported")
+    ropes = config.rope_parameters or {}
+    # Layers of different kinds may have one each.
+    for rope in ropes.values() if kinds & ropes.keys() else (ropes,):
+        _check_rope(rope, where)
     if getattr(config, "first_k_dense_replace", config.num_hidden_layers) < config.num_hidden_layers:
         raise InputError(f"{where}: has a mixture of experts; one feed-forward network in each layer is supported")
     if getattr(config, "quantization_config", None) is not None:
         raise InputError(f"{where}: has quantised weights; float32, bfloat16 and float16 are supported")
+
+
+def _check_rope(rope: Mapping[str, Any], where: str) -> None:
+    base = rope.get("rope_theta", 1.0)
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < math.inf:
+        raise InputError(f"{where}: rope_theta is {base!r:.60}; a number above 0 would do")
+    kind = rope.get("rope_type", "default")
+    if kind in _ROPE_BY_LENGTH:
+        raise InputError(f"{where}: rope_type {kind!r} makes keys depend on later tokens; 'yarn' or 'llama3' would do")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise InputError(f"{where}: partial_rotary_factor is {rope['partial_rotary_factor']!r:.60}; 1.0 is supported")
 
 
 def bundled() -> tuple[str, ...]:
@@ -323,11 +368,18 @@ def _spec(config: PreTrainedConfig, dtype: torch.dtype, name: str) -> ModelSpec:
         ffn=config.intermediate_size,
         vocabulary=config.vocab_size,
         tied_embeddings=config.tie_word_embeddings,
+        window=_shorter_window(config),
         weight_bits=8 * dtype.itemsize,
         embedding_bits=8 * dtype.itemsize,
         kv_value_bytes=dtype.itemsize,
         source=f"the config of {name}",
     )
+
+
+def _shorter_window(config: PreTrainedConfig) -> int | None:
+    """Returns the window of attention where the model reads longer sequences than that."""
+    window = window_of(config)
+    return None if window is None or window >= config.max_position_embeddings else window
 
 
 def _ready(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:

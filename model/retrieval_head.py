@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from kvferry.model.decoder import Decoder, Rotary, rotated
-from kvferry.model.latent_decoder import decoder_of
+from kvferry.model.decoders import decoder_of
 from kvferry.specs.errors import InputError
 
 FILE = "retrieval_head.safetensors"

@@ -39,8 +39,9 @@ def _check_same(wanted: ModelSpec, found: ModelSpec, reference: str) -> None:
     if differ:
         shown = ", ".join(f"{key} {_shown(ours)} instead of {_shown(theirs)}" for key, (ours, theirs) in differ.items())
         would = ""
-        if list(differ) == ["kv_value_bytes"] and differ["kv_value_bytes"][0] == 4:
-            would = "; --set live.dtype=bfloat16 reads it in 16 bits, --set precision.kv_value_bytes=4 as it lies there"
+        if differ.keys() == {"kv_value_bytes"}:
+            would = f"; --set precision.kv_value_bytes={found.kv_value_bytes:g} reads it as it lies there"
+            would += ", --set live.dtype=bfloat16 in 16 bits" if found.kv_value_bytes == 4 else ""
         raise InputError(f"live.weights: {reference} is not the scenario's model {wanted.name}: {shown}{would}")
 
 

@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 from kvferry.model.attention import Attention, dense
 from kvferry.model.decoder import Decoder, Rotary
+from kvferry.model.decoders import decoder_of
 from kvferry.model.kv import NotReady, SessionKv
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.traces.chunks import CHUNK_TOKENS
@@ -77,7 +78,7 @@ class Session:
         attention: Attention = dense,
         kv: SessionKv | None = None,
     ) -> None:
-        self.decoder = Decoder(model)
+        self.decoder = decoder_of(model, latent=False)
         self.context = self._ids(context)
         if chunk_tokens < 1:
             raise InputError(f"chunks need at least one token each, not {chunk_tokens}")

@@ -117,6 +117,8 @@ class Decoded:
     space_overhead: float | None = None
     # Share of attention mass on the tokens that attention takes in, as measured for the selector; None: not known.
     attention_mass: AttentionMass | None = None
+    # The share of what queries want most that was chosen, where a modelled world knows its keys.
+    recall: float | None = None
     # How often a request gave up its KV for others, and was prefilled again.
     preemptions: int = 0
 

@@ -46,11 +46,8 @@ def model_node(file: Path) -> Node:
     if experts and not all(isinstance(text.get(key), int) for key in (*_EXPERTS.values(), *_LATENT)):
         what = "a mixture of experts is modelled as DeepSeek-V2 has it; one feed-forward network, otherwise"
         raise InputError(f"{name}: {experts}: {what}")
-    if (window := _window(text)) is not None:
-        key, tokens = window
-        what = f"{key}: {tokens:,} tokens: layers that attend to a window of the newest tokens are not modelled"
-        would = "for contexts no longer than that, a copy of the file without the key says the same"
-        raise InputError(f"{name}: {what}; {would}")
+    if text.get("attention_chunk_size"):
+        raise InputError(f"{name}: attention_chunk_size: layers that attend to a chunk of the tokens are not modelled")
     missing = [key for key in _DIMENSIONS.values() if not isinstance(text.get(key), int)]
     if missing:
         raise InputError(f"{name}: {missing[0]}: is missing or no whole number; a decoder's config.json has it")
@@ -58,17 +55,16 @@ def model_node(file: Path) -> Node:
     return node_of(_model(text, file), place)
 
 
-def _window(config: dict[str, Any]) -> tuple[str, int] | None:
-    """The key and length of a window that some layers attend to, where it is shorter than the model's contexts."""
+def _window(config: dict[str, Any]) -> int | None:
+    """The length of a window that some layers attend to, where it is shorter than the model's contexts."""
     family, kinds = str(config.get("model_type", "")), config.get("layer_types")
     # Qwen's own files have a window that is not in use.
     in_use = config.get("use_sliding_window", not family.startswith("qwen"))
     if not in_use or (isinstance(kinds, list) and not any("full" not in str(kind) for kind in kinds)):
         return None
-    for key in ("sliding_window", "attention_chunk_size"):
-        tokens, longest = config.get(key), config.get("max_position_embeddings")
-        if isinstance(tokens, int) and tokens > 0 and not (isinstance(longest, int) and longest <= tokens):
-            return key, tokens
+    tokens, longest = config.get("sliding_window"), config.get("max_position_embeddings")
+    if isinstance(tokens, int) and tokens > 0 and not (isinstance(longest, int) and longest <= tokens):
+        return tokens
     return None
 
 
@@ -76,7 +72,8 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     family = str(config.get("model_type", ""))
     tied = config.get("tie_word_embeddings")
-    bits = _BITS.get(str(config.get("torch_dtype") or config.get("dtype")).removeprefix("torch."), 16.0)
+    dtype = str(config.get("torch_dtype") or config.get("dtype")).removeprefix("torch.")
+    bits = _BITS.get(dtype, 16.0)
     quantised = config.get("quantization_config")
     weight_bits = quantised.get("bits") if isinstance(quantised, dict) else None
     attention: dict[str, Any] = {
@@ -99,5 +96,8 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
         "weight_bits": float(weight_bits or bits),
         "embedding_bits": bits,
         "kv_value_bytes": min(bits, 16.0) / 8,
+        "window": _window(config),
+        # For a real run, which has its weights and KV as they are there.
+        "stored": {"folder": str(file.resolve().parent), "value_bytes": _BITS.get(dtype, 32.0) / 8},
         "source": f"Hugging Face config.json, {file.resolve().parent.name}",
     }

@@ -43,7 +43,8 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
     problem = regular_file(folder / reference)
     if problem is None:
         return (folder / reference).resolve()
-    if not reference.strip() or (_NAME.fullmatch(reference) and Path(reference).suffix not in (".yaml", ".gguf")):
+    is_name = _NAME.fullmatch(reference) and Path(reference).suffix not in (".yaml", ".gguf")
+    if not reference.strip() or is_name:
         if kind == "model" and (folder / reference).is_dir():
             raise InputError(
                 f"{reference!r:.200} has no config.json; name a Hugging Face folder, a YAML or a GGUF file"
@@ -55,7 +56,9 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
         likely = _MEANT.get((kind, reference))
         if likely is not None:
             raise InputError(f"unknown {kind} {reference!r}; did you mean {likely!r}? known: {', '.join(names(kind))}")
-        raise unknown_name(kind, reference, names(kind))
+        # Only scenarios have names in folders.
+        if "/" not in reference or kind == "scenario":
+            raise unknown_name(kind, reference, names(kind))
     stem = Path(reference).stem
     hint = f"; the bundled {kind} of that name is called {stem!r}" if stem in names(kind) else ""
     if kind == "model" and not hint:

@@ -124,6 +124,11 @@ class AssistSpec(Part):
         return self.prompt
 
     @property
+    def longest_tokens(self) -> int | None:
+        """Tokens of the longest sequence; None: only a run will know."""
+        return None if self.spread or self.trace is not None else self.prompt + self.output
+
+    @property
     def fixed(self) -> int:
         """Tokens of a prompt that are never left out."""
         return self.beginning + self.question

@@ -103,6 +103,7 @@ _BY_ENDING: dict[str, Callable[[float], str]] = {
     "attention_mass": percent,
     "attention_mass_spread": percent,
     "attended_tokens": count,
+    "_over_full": ratio,
     "reuse_rate": percent,
     "slo_attainment": percent,
     "kv_relative_error": percent,

@@ -15,7 +15,18 @@ class RealModel(Part):
     # seed. None: the model of that name that comes with the project.
     weights: str | None = Field(default=None, min_length=1, max_length=1000)
     # What kind of model random weights make.
-    family: Literal["deepseek_v3", "llama", "qwen2", "qwen3"] = "qwen3"
+    family: Literal[
+        "deepseek_v3",
+        "gemma3_text",
+        "granite",
+        "llama",
+        "mistral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+    ] = "qwen3"
     # None: as stored; random weights as wide as the model's `kv_value_bytes` says.
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     # The torch device that the model lies on.
@@ -61,6 +72,12 @@ class DecodeLive(RealRun):
     kv_file: str | None = Field(default=None, min_length=1, max_length=1000)
     # The file is read and written as slowly as `device.storage` says; false: as fast as it is.
     paced: bool = Field(default=True, strict=True)
+    # The batch says what `task` has, and full attention over the same tokens is computed once it is done: how often
+    # both want the same next token, and what else a system's choice costs.
+    quality: bool = Field(default=False, strict=True)
+    # With `quality`, what is said: the text's own continuation, needles in it that are asked for, or lines of random
+    # letters in it that are said again.
+    task: Literal["text", "needle", "copy"] = "text"
     # A file for what was selected, sequence after sequence, which workload.selections can replay.
     record_selections: str | None = Field(default=None, min_length=1, max_length=1000)
     # A file for the keys and queries of the first sequence.
@@ -72,3 +89,9 @@ class DecodeLive(RealRun):
         if isinstance(value, dict) and "scores" in value:
             raise BadKey("scores", "is a policy now: say policies.scores, which is summed, by_head or best_head")
         return value
+
+    @model_validator(mode="after")
+    def _a_task_is_measured(self) -> "DecodeLive":
+        if self.task != "text" and not self.quality:
+            raise BadKey("task", f"{self.task} is said where quality is measured; with quality: true it would be")
+        return self

@@ -70,9 +70,18 @@ class ModelSpec(Spec):
     # A format by its name, which says the bits of each part of the model, in place of the numbers above.
     weights: WeightFormatName | None = None
     kv_value_bytes: float = Field(default=2.0, gt=0, le=8)
+    # The newest tokens that some layers attend to, where those are fewer than the model reads; None: all attend to
+    # all. Sequences no longer than that are the same either way, longer ones are refused.
+    window: Count | None = Field(default=None, ge=1, le=10**8)
     latent: LatentKv | None = None
     experts: Experts | None = None
     source: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dimensions_alone(cls, value: Any) -> Any:
+        """Where a described model lies is no part of it: a scenario has taken it for a real run."""
+        return {key: item for key, item in value.items() if key != "stored"} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _groups_of_heads(self) -> "ModelSpec":

@@ -32,6 +32,7 @@ from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpe
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.session import SessionBudget, SessionLive, SessionSpec
+from kvferry.specs.stored_model import as_stored
 from kvferry.specs.weight_format import PrecisionSpec, in_precision
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, SloSpec
 
@@ -189,6 +190,7 @@ class Scenario(Part):
         named = device.get("processors") if isinstance(device, dict) else None
         if isinstance(device, dict) and isinstance(named, dict) and isinstance(processor, str) and processor in named:
             value = {**value, "device": {**device, "main": processor}}
+        value = dict(as_stored(value))
         model, precision = value.get("model"), value.get("precision")
         if isinstance(model, dict) and precision is not None:
             value = {**value, "model": in_precision(model, precision)}
@@ -212,6 +214,19 @@ class Scenario(Part):
     @model_validator(mode="after")
     def _bounded(self) -> "Scenario":
         self.workload.check_size(self.model, per_head=self.coupling == "per_head")
+        return self
+
+    @model_validator(mode="after")
+    def _within_the_window(self) -> "Scenario":
+        of_machines = {f"machines.{name}.model": machine.model for name, machine in self.machines.items()}
+        for key, model in {"model": self.model, **of_machines}.items():
+            if model.window is None:
+                continue
+            tokens = self.workload.longest_tokens
+            if tokens is None or tokens > model.window:
+                lengths = "lengths are drawn or recorded" if tokens is None else f"sequences have {tokens:,} tokens"
+                what = f"some layers attend to a window of the newest {model.window:,} tokens alone, and {lengths}"
+                raise BadKey(key, f"{what}: windows that are shorter than a sequence are not modelled, nor run")
         return self
 
     @model_validator(mode="after")

@@ -65,6 +65,11 @@ class SessionSpec(Part):
     # Tokens of an answer that are really decoded; the others follow at the pace of their second half. None: all.
     decoded: Tokens | None = Field(default=None, ge=2, le=1_000_000)
 
+    @property
+    def longest_tokens(self) -> None:
+        """Tokens of the longest sequence: only a run will know, as conversations end by chance."""
+        return None
+
     def spread_of(self, length: Literal["question", "output"]) -> float:
         """Returns the deviation of the logarithm of questions or answers."""
         own = self.question_spread if length == "question" else self.output_spread

@@ -81,6 +81,12 @@ class ContextReuseSpec(Part):
     def token_chunks(self) -> int:
         return -(-self.context // self.chunk_tokens)
 
+    @property
+    def longest_tokens(self) -> int | None:
+        """Tokens of the longest sequence; None: only a run will know."""
+        drawn = self.spread or self.trace is not None
+        return None if drawn else self.context + self.turns * (self.question + self.output)
+
     @model_validator(mode="after")
     def _lengths_once(self) -> "ContextReuseSpec":
         _said_by_the_trace(self, ("arrivals", "spread", "contexts"))
@@ -220,6 +226,14 @@ class DecodeSpec(Part):
             raise BadKey("input", "is another name for context; leave one of the two out")
         given = "context" if value["input"] is None else "input"
         return {key: item for key, item in value.items() if key == given or key not in ("context", "input")}
+
+    @property
+    def longest_tokens(self) -> int | None:
+        """Tokens of the longest sequence; None: only a run will know."""
+        if self.spread or self.trace is not None:
+            return None
+        own = [(one.context or self.context) + (one.output or self.output) for one in self.lengths or ()]
+        return max(own, default=self.context + self.output)
 
     @model_validator(mode="after")
     def _lengths_once(self) -> "DecodeSpec":

@@ -25,13 +25,14 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from full_attention import Exact, Task, Told, exact, texts, told
 from quality_choices import head_scores, top
 from quality_clusters import Tended, chosen
 from quality_systems import attended, decoded
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.indexes.table import INDEXES
+from kvferry.backends.live.quality.full_attention import Exact, Told, exact, told
+from kvferry.backends.live.quality.tasks import Task, texts
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import load_model
 from kvferry.model.prompts import Prompts
@@ -78,8 +79,8 @@ def indexed(
                 decoder, sample, plan.keys.index, sequences=1, room_tokens=room_tokens
             )
             with TemporaryDirectory() as folder:
-                _, runner, flow = decoded(plan, model, task, true, index, Path(folder))
-            _, mass = attended(task, true, plan.choice.group_tokens, [one.ids for one in runner.chosen])
+                _, tokens, _, flow = decoded(plan, model, task, true, index, Path(folder))
+            _, mass = attended(tokens, true)
             selector = system.roles.selector
             key = plan.keys.index.kind, selector.per_head, "", plan.choice.group_tokens
             yield key, flow.record.attended / flow.record.attendable, mass

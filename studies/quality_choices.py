@@ -31,11 +31,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from full_attention import APART, Told, apart, heading, means, needles, next_token, show, told
+from full_attention import APART, heading, means, show
 from quality_clusters import Tended, chosen
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.indexes.block_vectors import BlockVectors, Landmarks, PageBounds
+from kvferry.backends.live.quality.full_attention import Told, apart, next_token, told
+from kvferry.backends.live.quality.tasks import needles
 from kvferry.model.decoder import Decoder
 from kvferry.model.prompts import Prompts
 from kvferry.model.retrieval_head import RetrievalHead, load_head

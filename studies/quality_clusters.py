@@ -39,9 +39,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from full_attention import APART, Told, apart, next_token, told
+from full_attention import APART
 from transformers import PreTrainedModel
 
+from kvferry.backends.live.quality.full_attention import Told, apart, next_token, told
 from kvferry.machine.ops import Cluster
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import spec_of

@@ -26,10 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from full_attention import FACT, NEEDLES, QUESTION, apart
 from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
+from kvferry.backends.live.quality.full_attention import apart
+from kvferry.backends.live.quality.tasks import CODE, FACT, NEEDLES, QUESTION
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import load_model
 from kvferry.model.prompts import Prompts
@@ -38,8 +39,6 @@ from kvferry.policies.assist.refiner import REFINERS, Refiner, Shown, best_sente
 
 RATIOS = (0.25, 0.4, 0.6, 0.8)
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
-# Letters that are shown of a line of random ones, and as many to be copied.
-CODE = 12
 
 
 @dataclass(frozen=True)

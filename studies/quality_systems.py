@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from full_attention import Exact, Task, apart, exact, heading, means, needles, show, texts
+from full_attention import heading, means, show
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.build import format_of
@@ -36,6 +36,9 @@ from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.written import source
 from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.quality.attended_tokens import AttendedTokens
+from kvferry.backends.live.quality.full_attention import Exact, apart, exact
+from kvferry.backends.live.quality.tasks import Task, needles, texts
 from kvferry.disk.direct_storage import Storage
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import spec_of
@@ -45,7 +48,6 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.policies.decode.index import IndexSpec
-from kvferry.policies.decode.upkeep import RollingGroups
 
 COLUMNS = ("tokens", "numbers", "agree", "KL", "perplexity", "hits", "mass", "needles", "reuse")
 
@@ -94,20 +96,23 @@ def ways(context: int) -> dict[str, Way]:
 
 def decoded(
     plan: DecodePlan, model: PreTrainedModel, task: Task, true: Exact, index: Index, folder: Path
-) -> tuple[torch.Tensor, Layers, LockStepDecode]:
-    """Logits before each said token, the runner with what was chosen, and the pipeline."""
+) -> tuple[torch.Tensor, AttendedTokens, Layers, LockStepDecode]:
+    """Logits before each said token, what was attended to, the runner with what was chosen, and the pipeline."""
     logits: list[torch.Tensor] = []
+    format = format_of(plan, model.dtype)
+    tokens = AttendedTokens(format, context=len(task.context))
     runner = Layers(
         model,
         [task.context],
-        format_of(plan, model.dtype),
+        format,
         known=true.prefilled.__getitem__,
         output=len(task.said),
         slots=plan.staying.slots,
         index=index,
         rebuilt_rank=plan.keys.rebuilt_rank,
         follow=[task.said],
-        listen=logits.append,
+        listen=lambda some, of: logits.append(some),
+        attended=tokens,
     )
     path = folder / "kv.bin"
     with (
@@ -117,7 +122,7 @@ def decoded(
         flow = LockStepDecode(machine, plan)
         machine.env.run(until=machine.env.process(flow.run(len(task.said))))
     path.unlink()
-    return torch.cat(logits).float(), runner, flow
+    return torch.cat(logits).float(), tokens, runner, flow
 
 
 def compared(
@@ -139,9 +144,8 @@ def compared(
     else:
         index = index_maker(spec.kind)(decoder, sample, spec, sequences=1, room_tokens=room_tokens)
     with TemporaryDirectory() as folder:
-        logits, runner, flow = decoded(plan, model, task, true, index, Path(folder))
-    rolling = roles.upkeep != RollingGroups(rolling=False)
-    hits, mass = attended(task, true, plan.choice.group_tokens, [one.ids for one in runner.chosen], rolling=rolling)
+        logits, tokens, runner, flow = decoded(plan, model, task, true, index, Path(folder))
+    hits, mass = attended(tokens, true)
     # The first token comes from prefill.
     own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
     given = torch.tensor(task.said)[1:]
@@ -161,30 +165,14 @@ def compared(
 
 
 def found(likeliest: torch.Tensor, task: Task) -> float:
-    """Returns the share of answers whose every token but the first was likeliest."""
-    right = likeliest == torch.tensor(task.said)[1:]
-    return float(np.mean([bool(right[begin - 1 : end - 1].all()) for begin, end in task.answers]))
+    """Returns the share of answers whose every token was likeliest, of all tokens but the first."""
+    return float(np.mean(task.right(np.array([task.said[0], *likeliest.tolist()]))))
 
 
-def attended(
-    task: Task, true: Exact, group: int, chosen: list[np.ndarray], *, rolling: bool = True
-) -> tuple[float, float]:
-    """Hits and mass. The rolling buffer's tokens are attended besides, or without one the newest token, and count as
-    mass alone."""
-    layers, heads = true.mass.shape[:2]
-    hits, mass = [], []
-    for n, ids in enumerate(chosen):
-        step, layer = divmod(n, layers)
-        known = len(task.context) + step + 1
-        stored = (known - 1) // group * group
-        tokens = (torch.from_numpy(ids[0]).long()[..., None] * group + torch.arange(group)).flatten(1)
-        tokens = tokens.repeat_interleave(heads // len(tokens), 0)  # KV heads, selected tokens
-        by_token = true.mass[layer, :, step, :known]
-        selected = torch.zeros_like(by_token, dtype=torch.bool).scatter(1, tokens, True)
-        best = by_token[:, :stored].topk(tokens.shape[1], dim=-1).indices
-        hits.append(float(selected.gather(1, best).float().mean()))
-        selected[:, stored if rolling else known - 1 :] = True
-        mass.append(float(((by_token * selected).sum(1) / by_token.sum(1)).mean()))
+def attended(tokens: AttendedTokens, true: Exact) -> tuple[float, float]:
+    """Hits and mass. What is attended besides, as of a rolling buffer, counts as mass alone."""
+    pairs = [tokens.hits_and_mass(layer, 0, mass) for layer, mass in enumerate(true.mass)]
+    hits, mass = zip(*pairs, strict=True)
     return float(np.mean(hits)), float(np.mean(mass))
 
 

@@ -11,6 +11,7 @@ from kvferry.machine.answers import Selection
 from kvferry.machine.ops import DecodeAttention, Selecting
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.key_index import KEY_INDEXES, IndexShape
+from kvferry.traces.clustered_keys import best_entries
 
 
 class DrawnKeys(Protocol):
@@ -80,6 +81,8 @@ class IndexedKeys:
         # By kind: blocks whose keys the index has, and what it was answered in this step.
         self._kept = [0] * self.kinds
         self._answers: dict[int, Selection] = {}
+        # The token whose step that was.
+        self._answered = -1
 
     def go_on(self) -> None:
         """To the next token, without any time."""
@@ -92,10 +95,34 @@ class IndexedKeys:
         """Blocks ascend, with their scores."""
         if op.step != self._step:
             self._step, self._answers = op.step, {}
+        self._answered = self._entry
         kind = op.layer % self.kinds
         if kind not in self._answers:
             self._answers[kind] = self._best(kind, int(op.groups), int(op.k))
         return self._answers[kind]
+
+    def recall(self, tokens: float) -> tuple[float, float] | None:
+        """Returns two means over rows: the share of the stored tokens that the query under way wants most that is in
+        the blocks which were chosen for it, of as many as these hold; and their share of all. None where keys have no
+        numbers, or this step has chosen nothing."""
+        if not self._answers or self._answered != self._entry or not self.index.shape.head_dim:
+            return None
+        per_block, had, share = self._spec.block_tokens, [], []
+        for kind, answer in self._answers.items():
+            stored = self._kept[kind] * per_block
+            chosen = answer.ids.reshape(-1, answer.ids.shape[-1])
+            keys, queries = self._keys[kind][:, :, :stored], self._queries[kind][:, :, self._entry]
+            rows = queries.reshape(len(chosen), *queries.shape[2:])
+            wanted = best_entries(
+                keys.reshape(len(chosen), stored, -1),
+                rows[:, 0] if rows.shape[1] == 1 else rows,
+                chosen.shape[1] * per_block,
+            )
+            there = np.zeros((len(chosen), self._kept[kind]), bool)
+            np.put_along_axis(there, chosen.astype(np.int64), True, 1)
+            had.append(np.take_along_axis(there, wanted // per_block, 1).mean())
+            share.append(there.mean())
+        return float(np.mean(had)), float(np.mean(share))
 
     def attended(self, op: DecodeAttention) -> None:
         """Tell the index what a layer's attention takes in, where it wants to know."""

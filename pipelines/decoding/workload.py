@@ -31,6 +31,7 @@ from kvferry.pipelines.decoding.paying import with_paying_slots, with_read_ahead
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.quality import attention_mass_of
+from kvferry.pipelines.decoding.recall import SampledRecall
 from kvferry.pipelines.decoding.runtimes import runtime_spec
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.spread import Spread, Told, Window, tokens_of, windows_of
@@ -138,6 +139,7 @@ class LockStepFlow:
         self._half_counts: dict[str, float] = {}
         # Runs that carry out windows all over the output have this.
         self._spread: Spread | None = None
+        self._recall = SampledRecall(plan, self._steps)
         self._wants_spread = part == "spread" and self._steps < output
 
     @property
@@ -160,6 +162,8 @@ class LockStepFlow:
             elif self._steps < output and tokens == half_of(self._steps) + 1:
                 self._half, self._half_counts = totals(), self._counts()
             self._end = totals() if tokens == self._steps else None
+            assert self._decode is not None
+            self._recall.at(tokens, self._decode.now.tokens_stored, keys)
             passage.decoded(tokens)
 
         spread = self._spread
@@ -223,6 +227,7 @@ class LockStepFlow:
             longest_access=0 if self._decode is None else self._decode.record.longest_access,
             space_overhead=None if self._decode is None else self._decode.now.blocks.space_overhead,
             attention_mass=self._attention_mass(end_counts),
+            recall=self._recall.mean,
         )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         notes = (

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -55,6 +55,16 @@ class Ahead(Protocol):
     def watch(self, told: Callable[[int, int], None]) -> None:
         """`told` is called with how much of what is made of the prompts' keys is done, of how much, where it takes
         long."""
+        ...
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """Knows what queries want."""
+
+    def recall(self, tokens: float) -> tuple[float, float] | None:
+        """Returns two means over rows: how much of the `tokens` entries that the query under way wants most was chosen
+        or is in memory, and the share of all entries that was chosen. None: nothing is known of them."""
         ...
 
 

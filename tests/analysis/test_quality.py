@@ -51,6 +51,15 @@ def test_what_leaves_tokens_out_is_marked_and_unknown_quality_is_told() -> None:
     assert any("attention mass" in line and "not known" in line for line in printed(run_table(SYSTEMS["mine"])))
 
 
+def test_what_a_run_has_measured_is_no_indication() -> None:
+    measured = {"full": SYSTEMS["full"], "mine": {**SPARSE, **RATES, "attention_mass": 0.6, "agreement_share": 0.9}}
+    (line,) = footnotes(measured)
+    assert line.endswith("how far they are from full attention was measured in these runs")
+    assert "an indication" in footnotes({**measured, "few": SYSTEMS["few"]})[0]
+    lines = printed(compare_table(measured, ranked_by="throughput_tokens_per_s"))
+    assert any("mine *" in one and "60.0 %" in one and "90.0 %" in one and "not known" not in one for one in lines)
+
+
 def test_both_rates_stand_in_tables_by_whole_names() -> None:
     heading = printed(compare_table(SYSTEMS, ranked_by="throughput_tokens_per_s"))[0]
     assert heading.index("tokens/s, decoding") < heading.index("vs best") < heading.index("tokens/s, with prefill")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 
 @torch.no_grad()
 def absorbed_logits(model: Any, ids: Any) -> Any:
-    from kvferry.model.latent_decoder import decoder_of
+    from kvferry.model.decoders import decoder_of
     from kvferry.model.whole_prefill import prefill_layer
 
     decoder = decoder_of(model)

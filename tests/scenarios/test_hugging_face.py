@@ -92,19 +92,15 @@ def test_damaged_json_and_an_empty_folder(tmp_path: Path) -> None:
     [
         (
             {"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768},
-            "sliding_window: 4,096 tokens",
+            4096,
         ),
-        (
-            {"model_type": "gemma3_text", "sliding_window": 1024, "sliding_window_pattern": 6},
-            "sliding_window: 1,024 tokens",
-        ),
-        ({"model_type": "gemma3", "text_config": {"sliding_window": 512}}, "sliding_window: 512 tokens"),
-        ({"use_sliding_window": True, "sliding_window": 4096}, "sliding_window: 4,096 tokens"),
+        ({"model_type": "gemma3_text", "sliding_window": 1024, "sliding_window_pattern": 6}, 1024),
+        ({"model_type": "gemma3", "text_config": {"sliding_window": 512}}, 512),
+        ({"use_sliding_window": True, "sliding_window": 4096}, 4096),
         (
             {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 128},
-            "128",
+            128,
         ),
-        ({"model_type": "llama4_text", "attention_chunk_size": 8192}, "attention_chunk_size: 8,192 tokens"),
         # No layer has a window, or none that is shorter than what the model reads.
         ({"use_sliding_window": False, "sliding_window": 4096}, None),
         ({"model_type": "qwen2", "sliding_window": 131072}, None),
@@ -113,10 +109,23 @@ def test_damaged_json_and_an_empty_folder(tmp_path: Path) -> None:
         ({"model_type": "llama", "sliding_window": 4096, "layer_types": ["full_attention"] * 28}, None),
     ],
 )
-def test_a_window_of_attention_is_refused(tmp_path: Path, more: dict[str, Any], window: str | None) -> None:
+def test_a_window_of_attention_is_for_sequences_no_longer_than_that(
+    tmp_path: Path, more: dict[str, Any], window: int | None
+) -> None:
     folder = str(config(tmp_path, **more))
+    assert load_model(folder).window == window
     if window is None:
-        assert load_model(folder).layers == 28
         return
-    with pytest.raises(InputError, match=rf"config\.json: .*{window}.* not modelled; for contexts no longer than that"):
-        load_model(folder)
+    within = ["system=vllm", f"model={folder}", f"workload.context={window - 8}", "workload.output=8"]
+    assert load_scenario("decode", within).model.window == window
+    with pytest.raises(
+        InputError, match=rf"model: .*newest {window:,} tokens alone, and sequences have {window + 1:,}"
+    ):
+        load_scenario("decode", [*within, "workload.output=9"])
+    with pytest.raises(InputError, match="lengths are drawn or recorded"):
+        load_scenario("decode", [*within, "workload.spread=0.1"])
+
+
+def test_attention_to_chunks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"config\.json: attention_chunk_size: .* not modelled"):
+        load_model(str(config(tmp_path, model_type="llama4_text", attention_chunk_size=8192)))

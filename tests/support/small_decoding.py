@@ -54,7 +54,7 @@ class SmallDecoding:
         from kvferry.backends.live.engine.stream import streams_of
         from kvferry.disk.direct_storage import Storage
         from kvferry.layouts.cluster_layout import ClusterLayout
-        from kvferry.model.latent_decoder import decoder_of
+        from kvferry.model.decoders import decoder_of
         from kvferry.model.models import spec_of
 
         spec = spec_of(model)
@@ -82,7 +82,7 @@ class SmallDecoding:
             slots=self.plan.staying.slots,
             index=index,
             rebuilt_rank=self.plan.keys.rebuilt_rank,
-            listen=self.logits.append,
+            listen=lambda logits, of: self.logits.append(logits),
             tiers=self.tiers,
         )
         self.storage = Storage.create(folder / "kv.bin", self.plan.file_bytes)

@@ -67,3 +67,24 @@ def test_entries_are_chosen_among_those_that_are_there() -> None:
     keys, queries = KeyProcess(KeysSpec()).drawn(50, 4, 2, 2, seed=1)
     expected = best_entries(keys[4:8, :34], queries[4:8, 34], 5)
     assert entries(Select(2, 34, 5, 3, 1, heads=2)).ids.reshape(4, 5).tolist() == expected.tolist()
+
+
+def test_recall_of_blocks_is_what_the_query_wants_most_of_what_is_stored() -> None:
+    """Blocks of one token by every key miss nothing; blocks of five, by their best key, some of it."""
+    sizes = {"layers": 4, "sequences": 2, "context": 30, "output": 20, "room_blocks": 50}
+    for block_tokens, k in ((1, 5), (5, 2)):
+        spec = IndexSpec(kind="keys", heads=2, rank=8, block_tokens=block_tokens, scores="best_head")
+        entries = IndexedKeys(KeyProcess(KeysSpec()), spec, **sizes, seed=1)
+        assert entries.recall(5) is None
+        blocks = 30 // block_tokens
+        ids = [entries(Select(2, blocks, k, 0, layer, heads=2)).ids.reshape(4, k) for layer in range(4)]
+        found = entries.recall(5)
+        assert found is not None
+        keys, queries = KeyProcess(KeysSpec()).drawn(50, 4, 2, 2, seed=1)
+        wanted = best_entries(keys[:, :30], queries[:, 30], k * block_tokens) // block_tokens
+        hit = [np.isin(of_row, chosen).mean() for of_row, chosen in zip(wanted, np.concatenate(ids), strict=True)]
+        assert found == pytest.approx((np.mean(hit), k / blocks))
+        assert (found[0] == 1.0) == (block_tokens == 1)
+        # Of a token that nothing was chosen for.
+        entries.go_on()
+        assert entries.recall(5) is None

@@ -11,7 +11,7 @@ from kvferry.backends.needs import Prompts
 from kvferry.backends.world import Say
 from kvferry.machine.handling import Forget, Handling, Prepare
 from kvferry.machine.ops import DecodeRun, Extents, Prefill
-from kvferry.model.decoder import Decoder
+from kvferry.model.decoders import decoder_of
 from kvferry.model.models import load_model
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -36,7 +36,7 @@ class PromptParts(MachineParts):
         if prompts.by is None:
             what = "a prompt is sent as text, and this model has no tokenizer"
             raise InputError(f"live.weights: {what}; take one of a folder with a tokenizer.json")
-        self.runner = AssistRunner(Decoder(model), prompts, prompts.by, seed=scenario.seed)
+        self.runner = AssistRunner(decoder_of(model, latent=False), prompts, prompts.by, seed=scenario.seed)
 
     def machine_options(self) -> dict[str, Any]:
         return {"storage": self, "handler": self._handle}
@@ -51,7 +51,7 @@ class PromptParts(MachineParts):
         """Load the model from storage, as a device does that does not keep it in memory."""
         live = self._scenario.live
         model = load_model(live.weights or self._scenario.model.name, live.dtype, live.processor)
-        self.runner.decoder = Decoder(model)
+        self.runner.decoder = decoder_of(model, latent=False)
         return b""
 
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:

@@ -4,8 +4,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-# Called with logits [sequences, vocabulary] of every token, before it is chosen.
-Listener = Callable[[torch.Tensor], None]
+# Called with logits [sequences, vocabulary] of the next token of these sequences, before it is chosen.
+Listener = Callable[[torch.Tensor, Sequence[int]], None]
+
+
+def unheard(logits: torch.Tensor, sequences: Sequence[int]) -> None:
+    """Does nothing."""
 
 
 class Answers:
@@ -18,7 +22,7 @@ class Answers:
         self,
         sequences: int,
         follow: Sequence[Sequence[int]] | None = None,
-        listen: Listener = lambda logits: None,
+        listen: Listener = unheard,
     ) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(sequences)]
         self._follow, self._listen = follow, listen
@@ -26,7 +30,7 @@ class Answers:
     def say(self, logits: torch.Tensor, sequences: Sequence[int]) -> torch.Tensor:
         """Returns the next token of each of these sequences, int64[sequences], from its logits [sequences,
         vocabulary]."""
-        self._listen(logits)
+        self._listen(logits, sequences)
         said = logits.argmax(-1)
         if self._follow is not None:
             follow = [self._follow[sequence][len(self.tokens[sequence])] for sequence in sequences]

@@ -1,6 +1,7 @@
 """From the sizes of a decode plan to what carries it out: layers with an index and KV blocks, and the storage below."""
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.engine.machine import OpRunner
+from kvferry.backends.live.quality.run_quality import RunQuality
 from kvferry.backends.needs import DecodeSizes, KvOnStorage
 from kvferry.backends.world import Say
 from kvferry.disk.direct_storage import BLOCK_BYTES, Storage
@@ -25,7 +27,7 @@ from kvferry.disk.mapped_storage import MappedStorage
 from kvferry.disk.paced_storage import PacedStorage
 from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.machine.answers import Answer, Selection
-from kvferry.model.latent_decoder import decoder_of
+from kvferry.model.decoders import decoder_of
 from kvferry.model.prompts import Prompts
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -93,16 +95,20 @@ def decode_runner(
     tiers: KvTiers,
     noted: NotedKeys | None,
     log: KvLog | None,
+    quality: RunQuality | None,
     say: Say,
 ) -> DecodeRunner:
-    """Runs the layers of a batch with its KV on storage, or in `tiers` of memory; `noted` gets its keys, and `log` what
-    becomes of the file."""
+    """Runs the layers of a batch with its KV on storage, or in `tiers` of memory; `noted` gets its keys, `log` what
+    becomes of the file, and `quality` what is said and attended to."""
     workload, sizes = scenario.decode.workload, need.sizes
-    contexts = [prompts.tokens(n, workload.context, 0)[0] for n in range(need.sequences)]
+    format = format_of(sizes, model.dtype)
+    measured: dict[str, Any] = {}
+    if quality is not None:
+        measured = {"follow": quality.follow, "listen": quality.listen, "attended": quality.attending(format)}
     return Layers(
         model,
-        contexts,
-        format_of(sizes, model.dtype),
+        contexts_of(prompts, [workload.context] * need.sequences, quality),
+        format,
         output=workload.output,
         slots=sizes.staying.slots,
         index=_index(scenario, sizes, model, prompts, say),
@@ -110,7 +116,15 @@ def decode_runner(
         tiers=tiers,
         noted=noted,
         log=log,
+        **measured,
     )
+
+
+def contexts_of(prompts: Prompts, tokens: Sequence[int], quality: RunQuality | None) -> Sequence[Sequence[int]]:
+    """Returns token ids of contexts of these lengths."""
+    if quality is not None:
+        return quality.contexts
+    return [prompts.tokens(n, context, 0)[0] for n, context in enumerate(tokens)]
 
 
 def format_of(sizes: DecodeSizes, dtype: torch.dtype) -> BlockFormat | ClusterFormat:

@@ -8,7 +8,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from kvferry.backends.live.decoding.block_format import raw_bytes
-from kvferry.backends.live.decoding.entry_log import ClusterLog, Place
+from kvferry.backends.live.decoding.cluster_members import Place
+from kvferry.backends.live.decoding.entry_log import ClusterLog
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.written import Bytes, WrittenPieces, joined
 from kvferry.disk.direct_storage import Data

@@ -1,19 +1,16 @@
 """The log of a KV file, written while a batch decodes: by entries, whether KV blocks are clusters or not."""
 
-from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from kvferry.backends.live.decoding.cluster_members import ClusterMembers, Place
 from kvferry.backends.live.decoding.written import Bytes
 from kvferry.disk.block_sums import row_sums
 from kvferry.disk.kv_log import KvLog
 from kvferry.disk.kv_record import KvRecord
 from kvferry.layouts.pieces import Pieces
 from kvferry.policies.decode.cuts import Cut, Joined
-
-# A row and a cluster of it, in some layer.
-Place = tuple[int, int]
 
 
 class EntryLog:
@@ -73,44 +70,27 @@ class ClusterLog(EntryLog):
 
     def __init__(self, log: KvLog, *, layers: int, rows: int, context: int) -> None:
         super().__init__(log, layers=layers, rows=rows, context=context)
-        # By layer: tokens of each cluster and tokens that wait for one, in their order, tokens that belong to none, and
-        # clusters that are other ones by this step.
-        self._members: list[dict[Place, array[int]]] = [{} for _ in range(layers)]
-        self._waiting: list[dict[Place, list[int]]] = [{} for _ in range(layers)]
-        self._recent: list[list[int]] = [[] for _ in range(layers)]
-        self._changed: list[dict[Place, None]] = [{} for _ in range(layers)]
+        self._members = ClusterMembers(layers=layers, context=context)
         # Entries of the prompts that the log has.
         self._logged = np.zeros((layers * rows, context), bool)
 
     def clustered(self, layer: int, labels: np.ndarray, pieces: Pieces, data: Bytes) -> None:
         """A layer of the prompts has become clusters, int[rows, context], and is about to be written."""
-        self._make(layer, 0, labels, [list(range(self._context))] * len(labels))
+        self._members.prompts(layer, labels)
         rows, tokens, offsets = self._lying(pieces)
         whole = np.frombuffer(data, np.uint8).reshape(len(rows), -1)
-        members = [self._told(layer, place) for place in self._changed[layer]]
-        self._changed[layer].clear()
+        members = [self._told(layer, place) for place in self._members.taken_changed(layer)]
         placed = np.stack([rows, tokens], 1)
         self._log.prompts(self._record(layer, members, placed, offsets, placed[:0], whole[:0], row_sums(whole)))
 
     def cut(self, layer: int, cut: Cut, leaves: np.ndarray) -> None:
         """A cluster takes in what waited for it, and gives up what ``leaves``: bool, of all of it in its order."""
-        place = cut.row, cut.block
-        came = [*self._waiting[layer].pop(place, []), *([self._token] if cut.joins else [])]
-        tokens = np.array([*self._members[layer].get(place, ()), *came], np.int32)
-        self._put(layer, place, tokens[~leaves])
-        if cut.new is not None:
-            self._put(layer, (cut.row, cut.new), tokens[leaves])
+        self._members.cut(layer, cut, leaves)
 
     def grouped(self, layer: int, first: int, labels: np.ndarray, whole: bool) -> None:
         """The newest tokens become clusters, int[rows, tokens] counted from `first`; `whole`: all, cluster by cluster,
         and the newest at last."""
-        of_rows = [[*self._recent[layer], self._token] for _ in labels]
-        self._recent[layer].clear()
-        if whole:
-            for (row, _), tokens in sorted(self._members[layer].items(), reverse=True):
-                of_rows[row] = [*tokens, *of_rows[row]]
-            self._members[layer].clear()
-        self._make(layer, first, labels, of_rows)
+        self._members.grouped(layer, first, labels, whole)
 
     def grown(
         self,
@@ -123,13 +103,9 @@ class ClusterLog(EntryLog):
         to be written."""
         members = []
         for layer, of_layer in enumerate(joined):
-            members += [self._told(layer, place) for place in self._changed[layer]]
-            self._changed[layer].clear()
-            for one in of_layer:
-                if isinstance(one, Joined):
-                    members += self._join(layer, one)
-            if not of_layer:
-                self._recent[layer].append(self._token)
+            members += [self._told(layer, place) for place in self._members.taken_changed(layer)]
+            for one in self._members.joined(layer, of_layer):
+                members.append(np.array([[layer * self._rows + one.row, self._token, one.block]]))
         new, entry_bytes = self._new, entries.shape[-1]
         rows, tokens, offsets = self._lying(written) if written is not None else (new[:0, 0],) * 3
         # Entries that only the file had so far.
@@ -147,29 +123,11 @@ class ClusterLog(EntryLog):
         placed = np.stack([rows, tokens], 1)
         self._log.step(self._record(self._token, members, placed, offsets, held, np.concatenate(parts)))
         self._token += 1
-
-    def _join(self, layer: int, one: Joined) -> list[np.ndarray]:
-        place = one.row, one.block
-        if one.buffered:
-            self._waiting[layer].setdefault(place, []).append(self._token)
-            return []
-        self._members[layer].setdefault(place, array("i")).append(self._token)
-        return [np.array([[layer * self._rows + one.row, self._token, one.block]])]
-
-    def _make(self, layer: int, first: int, labels: np.ndarray, tokens: Sequence[Sequence[int]]) -> None:
-        for row, of_row in enumerate(labels):
-            those = np.asarray(tokens[row], np.int32)
-            for label in np.unique(of_row).tolist():
-                self._put(layer, (row, first + label), those[of_row == label])
-
-    def _put(self, layer: int, place: Place, tokens: np.ndarray) -> None:
-        self._members[layer][place] = array("i", tokens.tolist())
-        self._changed[layer][place] = None
+        self._members.token = self._token
 
     def _told(self, layer: int, place: Place) -> np.ndarray:
         """Returns int64[tokens, 3]: a cluster's tokens, for the log."""
-        tokens = np.array(self._members[layer][place], np.int64)
-        row, block = place
+        tokens, (row, block) = self._members.of(layer, place), place
         return np.stack([np.full_like(tokens, layer * self._rows + row), tokens, np.full_like(tokens, block)], 1)
 
     def _lying(self, pieces: Pieces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -177,7 +135,7 @@ class ClusterLog(EntryLog):
         columns = (pieces.layers, pieces.rows, pieces.blocks, pieces.firsts, pieces.tokens, pieces.down)
         parts = [np.empty(0, np.int64)]
         for layer, row, block, first, count, down in zip(*(of.tolist() for of in columns), strict=True):
-            tokens = np.array(self._members[layer][row, block][first : first + count], np.int64)
+            tokens = self._members.of(layer, (row, block))[first : first + count]
             assert len(tokens) == count, "a piece has more entries than its cluster"
             parts.append(tokens[::-1] if down else tokens)
         counts = pieces.tokens

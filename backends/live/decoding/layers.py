@@ -4,13 +4,13 @@ What to choose is an index's business, where KV blocks lie that of the blocks; h
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.decoding.answers import Answers, Listener
+from kvferry.backends.live.decoding.answers import Answers, Listener, unheard
 from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.blocks import StoredBlocks
 from kvferry.backends.live.decoding.cluster_blocks import ClusterBlocks, ClusterFormat
@@ -19,14 +19,15 @@ from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.retrieval_head import RetrievalHeadKeys
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
+from kvferry.backends.live.decoding.projected import Projected
 from kvferry.backends.live.decoding.rebuilt_keys import RebuiltKeys
 from kvferry.backends.live.decoding.tiers import KvTiers, left, memory_of
 from kvferry.backends.live.decoding.written import Written
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
+from kvferry.backends.live.quality.attended_tokens import AttendedTokens
 from kvferry.disk.direct_storage import Data
 from kvferry.disk.kv_log import KvLog
 from kvferry.machine.answers import Answer, Assigned, Selection
-from kvferry.machine.handles import Attended
 from kvferry.machine.ops import (
     Assign,
     Bookkeep,
@@ -48,7 +49,7 @@ from kvferry.machine.ops import (
     Split,
 )
 from kvferry.model.decoder import Rotary
-from kvferry.model.latent_decoder import decoder_of
+from kvferry.model.decoders import decoder_of
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
 from kvferry.policies.decode.cuts import Clustered, Divided
 from kvferry.specs.errors import InputError, KvferryError
@@ -58,15 +59,6 @@ from kvferry.traces.cluster_answers import Place, place_of
 KnownPrefill = Callable[[int], PrefilledLayer]
 
 
-class Projected(NamedTuple):
-    """Holds what a layer makes of the token under way, with its rotary embedding."""
-
-    layer: int
-    queries: torch.Tensor
-    # None: they have not been projected.
-    keys_values: tuple[torch.Tensor, torch.Tensor] | None
-
-
 class Layers(RegisteredOps):
     """A lock-step batch of prompts of equal length, layer by layer. One thread calls `run`.
 
@@ -74,7 +66,7 @@ class Layers(RegisteredOps):
     `rebuilt_rank`: numbers per token from which keys are rebuilt; None where the file has them. `follow`
     [sequences][tokens] are said instead of what the model would say. `known` is taken instead of computing the prompts.
     `tiers` is the memory of KV that does not lie on storage; None: all of it does. `noted` gets keys and queries, `log`
-    what becomes of the file.
+    what becomes of the file, `attended` what attention takes in.
     Raises InputError for prompts that do not fit the layout.
     """
 
@@ -91,11 +83,12 @@ class Layers(RegisteredOps):
         index: Index | None = None,
         rebuilt_rank: int | None = None,
         follow: Sequence[Sequence[int]] | None = None,
-        listen: Listener = lambda logits: None,
+        listen: Listener = unheard,
         known: KnownPrefill | None = None,
         tiers: KvTiers | None = None,
         noted: NotedKeys | None = None,
         log: KvLog | None = None,
+        attended: AttendedTokens | None = None,
     ) -> None:
         self.decoder = decoder = decoder_of(model)
         layout = format.layout
@@ -110,7 +103,7 @@ class Layers(RegisteredOps):
                 f"the layout has {layout.layers} layers and {format.kv_heads} KV heads, "
                 f"the model {decoder.layers} and {decoder.heads}"
             )
-        self._index, self._known, self._noted = index, known, noted
+        self._index, self._known, self._noted, self._noted_tokens = index, known, noted, attended
         self._prompts = decoder.token_ids(prompts)
         if index is not None:
             index.read(self._prompts)
@@ -124,7 +117,8 @@ class Layers(RegisteredOps):
         else:
             rebuilt = None
             if rebuilt_rank is not None:
-                rebuilt = RebuiltKeys(format, rebuilt_rank, self._rotary, device=decoder.device)
+                more = {"device": decoder.device, "rotary_in": decoder.rotary_in}
+                rebuilt = RebuiltKeys(format, rebuilt_rank, self._rotary, **more)
             self.blocks = StoredBlocks(
                 format,
                 context=self._context,
@@ -268,12 +262,16 @@ class Layers(RegisteredOps):
     @runs(Cluster)
     def _cluster(self, op: Cluster, inputs: Sequence[Any]) -> Clustered:
         found = self._clusters.clustered(op, self._read_for(op, inputs), self._centroids)
-        self.said[place_of(op)] = Clustered(found.tokens, found.variances, found.labels, found.retrieved)
+        self.said[place_of(op)] = said = Clustered(found.tokens, found.variances, found.labels, found.retrieved)
+        if self._noted_tokens is not None:
+            self._noted_tokens.clustered(op, said)
         return found
 
     @runs(Split)
     def _split(self, op: Split, inputs: Sequence[Any]) -> Divided:
         self.said[place_of(op)] = divided = self._clusters.split(op, self._read_for(op, inputs), self._centroids)
+        if self._noted_tokens is not None:
+            self._noted_tokens.split(op, divided)
         return divided
 
     def _read_for(self, op: Cluster | Split, inputs: Sequence[Any]) -> Data | None:
@@ -300,12 +298,14 @@ class Layers(RegisteredOps):
         known = None if projected is None or projected.layer != layer else projected.keys_values
         new = known or self.decoder.keys_values(layer, self._hidden, self._rotary_now)
         self.blocks.put(layer, *new)
-        brought = self._brought(kv, inputs)
+        brought = inputs[0] if kv.at is None else self._own(kv.at)
         if kv.swaps:
             swapped = None if kv.swapped is None else inputs[1]
             keys, values, there = self._clusters.attended(kv, brought, swapped)
         else:
             keys, values, there = self.blocks.attended(kv, brought)
+        if self._noted_tokens is not None:
+            self._noted_tokens.attended(kv, self._position, self.blocks.recent or kv.recent)
         # Query heads that share a key head are the queries of one: nothing has to be repeated for each.
         queries = self._queries(layer)
         if self._noted is not None:
@@ -344,6 +344,8 @@ class Layers(RegisteredOps):
         # The first token comes from the prompts, whose KV is there.
         if self.answers[0]:
             written = left(self.blocks.grown(op, self._index), op.stays, self._tiers)  # type: ignore[arg-type]
+            if self._noted_tokens is not None:
+                self._noted_tokens.grown(op.joined)
         said = self._answers.say(self.decoder.logits(self._hidden[:, -1]), range(len(self.answers)))
         if self._index is not None:
             self._index.read(said[:, None])
@@ -359,10 +361,6 @@ class Layers(RegisteredOps):
         if self._projected is not None and self._projected.layer == layer:
             return self._projected.queries
         return self.decoder.queries(layer, self._hidden, self._rotary_now)
-
-    def _brought(self, kv: Attended, inputs: Sequence[Any]) -> Data:
-        """Returns what a layer's attention takes in: what was brought, or lies in the processor's own memory."""
-        return inputs[0] if kv.at is None else self._own(kv.at)
 
     def _own(self, at: Extents) -> Data:
         """Returns what lies in the processor's own memory."""

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.decoding.answers import Answers, Listener
+from kvferry.backends.live.decoding.answers import Answers, Listener, unheard
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.machine.answers import Selection
 from kvferry.machine.handles import Batch
 from kvferry.machine.ops import DecodeStep, Op, OutputHead, PrefillLayer
-from kvferry.model.latent_decoder import decoder_of
+from kvferry.model.decoders import decoder_of
 from kvferry.model.whole_prefill import prefill_layer
 from kvferry.policies.decode.pages import PAGE_TOKENS, PageTable, pages_of
 from kvferry.specs.errors import KvferryError
@@ -89,7 +89,7 @@ class PagedLayers(RegisteredOps):
         output: int,
         pages: int,
         follow: Sequence[Sequence[int]] | None = None,
-        listen: Listener = lambda logits: None,
+        listen: Listener = unheard,
     ) -> None:
         self.decoder = decoder = decoder_of(model)
         self._prompts = [decoder.token_ids([prompt]) for prompt in prompts]

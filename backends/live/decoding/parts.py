@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.build import (
     DecodeRunner,
     check_plan,
+    contexts_of,
     decode_runner,
     decode_storage,
     storage_measured,
@@ -21,6 +23,7 @@ from kvferry.backends.live.decoding.paged_layers import PagedLayers
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.backends.live.machine_parts import MachineParts
+from kvferry.backends.live.quality.run_quality import RunQuality, quality_of
 from kvferry.backends.needs import KvInPages, KvOnStorage
 from kvferry.backends.world import Inputs, Say
 from kvferry.layouts.cluster_layout import ClusterLayout
@@ -44,16 +47,15 @@ class PagedParts(MachineParts):
             raise InputError(f"system: {what}; backend: sim would")
         check_kept(scenario, None)
         self.model, prompts = warm_model(scenario)
-        of_requests = [prompts.tokens(n, context, 0)[0] for n, context in enumerate(need.prompts)]
-        self.runner = PagedLayers(self.model, of_requests, output=need.output, pages=need.pages)
+        self._say, self._quality = say, quality_of(scenario, prompts, need.prompts, need.output)
+        followed: dict[str, Any] = {}
+        if self._quality is not None:
+            followed = {"follow": self._quality.follow, "listen": self._quality.listen}
+        of_requests = contexts_of(prompts, need.prompts, self._quality)
+        self.runner = PagedLayers(self.model, of_requests, output=need.output, pages=need.pages, **followed)
 
     def measured(self) -> dict[str, Any]:
-        runner = self.runner
-        return {
-            "answers": {str(sequence): answer for sequence, answer in enumerate(runner.answers)},
-            "kv_metadata_bytes": runner.metadata_bytes,
-            "kv_buffer_bytes": runner.buffer_bytes,
-        }
+        return _measured(self.runner) | _quality(self._quality, self.model, self.runner, self._say)
 
 
 class StoredKvParts(MachineParts):
@@ -77,7 +79,11 @@ class StoredKvParts(MachineParts):
         self._noted = None if scenario.decode.live.record_keys is None else NotedKeys(sizes.model.layers)
         kept = scenario.decode.live.kv_file
         self._log = None if kept is None else kept_log(Path(kept), stack)
-        self.runner = decode_runner(scenario, need, self.model, prompts, self._tiers, self._noted, self._log, say)
+        lengths = [scenario.decode.workload.context] * need.sequences
+        self._quality = quality_of(scenario, prompts, lengths, scenario.decode.workload.output)
+        self.runner = decode_runner(
+            scenario, need, self.model, prompts, self._tiers, self._noted, self._log, self._quality, say
+        )
         self._storage = decode_storage(scenario, sizes, stack)
         if self._log is not None:
             begin(self._log, self._storage, sizes, scenario.decode.workload.context, self.model.dtype)
@@ -95,13 +101,8 @@ class StoredKvParts(MachineParts):
     def measured(self) -> dict[str, Any]:
         """Answers, memory and storage as they were. Writes selections and keys where the scenario wants them;
         "not_recorded" says why they could not be written."""
-        runner, storage = self.runner, self._storage
-        found: dict[str, Any] = {
-            "answers": {str(sequence): answer for sequence, answer in enumerate(runner.answers)},
-            "kv_metadata_bytes": runner.metadata_bytes,
-            "kv_buffer_bytes": runner.buffer_bytes,
-        }
-        found |= storage_measured(storage)
+        found = _measured(self.runner) | storage_measured(self._storage)
+        found |= _quality(self._quality, self.model, self.runner, self._say)
         if self._log is not None:
             found["kv_log_bytes"] = self._log.n_bytes
         found["kv_buffer_bytes"] += found.get("mapped_bytes", 0)
@@ -152,6 +153,24 @@ class StoredKvParts(MachineParts):
 
         ids, scores = by_sequence([one.ids for one in chosen]), by_sequence([one.scores for one in chosen])
         return SelectionStream(ids, sizes.layout.blocks, scores=scores)
+
+
+def _measured(runner: DecodeRunner | PagedLayers) -> dict[str, Any]:
+    return {
+        "answers": {str(sequence): answer for sequence, answer in enumerate(runner.answers)},
+        "kv_metadata_bytes": runner.metadata_bytes,
+        "kv_buffer_bytes": runner.buffer_bytes,
+    }
+
+
+def _quality(
+    quality: RunQuality | None, model: PreTrainedModel, runner: DecodeRunner | PagedLayers, say: Say
+) -> dict[str, Any]:
+    """Returns the metrics of quality, under that name."""
+    if quality is None:
+        return {}
+    say("reading the same with full attention")
+    return {"quality": quality.figures(model, runner.answers)}
 
 
 def check(scenario: Scenario) -> None:

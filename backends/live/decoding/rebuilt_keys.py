@@ -1,5 +1,7 @@
 """Keys that no file holds: a low-rank cache made at prefill, from which chosen ones are rebuilt (ShadowKV)."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -13,12 +15,20 @@ class RebuiltKeys:
 
     Keys are decomposed without their rotary embedding, as their rank is far lower then (ShadowKV, Section 3.1), and get
     it again when they are rebuilt. Those of KV blocks that are completed while decoding are projected on the directions
-    that the prompt gave. The rotary embedding is that of all positions.
+    that the prompt gave. The rotary embedding is that of all positions, and `rotary_in` says what of it a layer takes.
     """
 
-    def __init__(self, format: BlockFormat, rank: int, rotary: Rotary, *, device: torch.device) -> None:
+    def __init__(
+        self,
+        format: BlockFormat,
+        rank: int,
+        rotary: Rotary,
+        *,
+        device: torch.device,
+        rotary_in: Callable[[int, Rotary], Rotary] = lambda layer, rotary: rotary,
+    ) -> None:
         layout = format.layout
-        self._format, self._rotary = format, rotary
+        self._format, self._rotary, self._rotary_in = format, rotary, rotary_in
         self._tokens = [0] * layout.layers
         like = {"dtype": format.dtype, "device": device}
         width, room = format.kv_heads * format.head_dim, layout.blocks * format.group_tokens
@@ -31,7 +41,7 @@ class RebuiltKeys:
 
     def decompose(self, layer: int, keys: torch.Tensor) -> None:
         """Keep a layer's keys [sequences, KV heads, tokens, head_dim] of the prompts' whole KV blocks."""
-        flat = self._flat(unrotated(keys, self._at(torch.arange(keys.shape[2]))))
+        flat = self._flat(unrotated(keys, self._at(layer, torch.arange(keys.shape[2]))))
         rank = self._directions.shape[-1]
         self._directions[layer] = principal_directions(flat)[..., :rank].to(keys.dtype)
         self._keep(layer, 0, flat)
@@ -40,7 +50,7 @@ class RebuiltKeys:
         """Keep keys of further KV blocks, in the same directions."""
         begin = self._tokens[layer]
         positions = torch.arange(begin, begin + keys.shape[2])
-        self._keep(layer, begin, self._flat(unrotated(keys, self._at(positions))))
+        self._keep(layer, begin, self._flat(unrotated(keys, self._at(layer, positions))))
 
     def rebuilt(self, layer: int, ids: np.ndarray | None) -> torch.Tensor:
         """Returns keys [sequences, KV heads, tokens, head_dim] of KV blocks int[rows, k]; None: of all that are
@@ -56,7 +66,7 @@ class RebuiltKeys:
         low = self._low[layer][each, positions]  # sequences, heads, tokens, rank
         by_head = self._directions[layer].unflatten(1, (layout.heads, -1))  # sequences, heads, width of each, rank
         keys = (low @ by_head.mT).unflatten(-1, (-1, format.head_dim)).transpose(2, 3)
-        cos, sin = self._rotary
+        cos, sin = self._rotary_in(layer, self._rotary)
         at = (cos[0, 0, positions][:, :, None], sin[0, 0, positions][:, :, None])
         return rotated(keys, at).flatten(1, 2)
 
@@ -64,8 +74,8 @@ class RebuiltKeys:
         end = self._tokens[layer] = begin + flat.shape[1]
         self._low[layer, :, begin:end] = flat @ self._directions[layer]
 
-    def _at(self, positions: torch.Tensor) -> Rotary:
-        cos, sin = self._rotary
+    def _at(self, layer: int, positions: torch.Tensor) -> Rotary:
+        cos, sin = self._rotary_in(layer, self._rotary)
         return cos[:, :, positions], sin[:, :, positions]
 
     @staticmethod

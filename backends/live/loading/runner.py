@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.machine.ops import Advance, DecodeRun, DecodeStep, KvRef, Op, Prefill, PrefillHead, Project
 from kvferry.model.attention import Attention, dense
-from kvferry.model.decoder import Decoder
+from kvferry.model.decoders import decoder_of
 from kvferry.model.kv import NotReady, SessionKv
 from kvferry.model.session import Session, new_kv
 from kvferry.specs.errors import InputError, KvferryError
@@ -144,7 +144,7 @@ class SessionRunner(RegisteredOps):
 
     def reserve(self, context_tokens: int, room: int) -> None:
         """Have buffers ready for one session of this size, so that none is waited for while a request runs."""
-        kv = new_kv(Decoder(self.model), self._chunks(context_tokens), room)
+        kv = new_kv(decoder_of(self.model, latent=False), self._chunks(context_tokens), room)
         kv.touch()
         with self._lock:
             self._spare.append(kv)

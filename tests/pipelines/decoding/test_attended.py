@@ -40,6 +40,16 @@ def test_a_selection_and_the_newest_tokens_by_hand() -> None:
     assert found["attended_share"] == pytest.approx((80 * 11 + newest.sum()) / (11 * 1030))
 
 
+def test_recall_is_known_where_keys_are() -> None:
+    """Every key by itself misses nothing, clusters of them some; of drawn selections nothing is known."""
+    small = changed(DECODING, workload={"context": 512}, policies={"selected_share": 0.1})
+    whole = figures(small, system="no-cluster")
+    clusters = figures(small, system="pqcache", policies={"selected_share": 0.1, "group_tokens": 16})
+    assert whole["recall_share"] == 1.0
+    assert 0.3 < clusters["recall_share"] < 1.0
+    assert "recall_share" not in figures(GROUPS_OF_4)
+
+
 def test_an_output_of_which_a_part_is_decoded_has_the_mean_of_all() -> None:
     whole, part = (figures(DECODING, system="flexgen", workload={"output": 200, "decoded": n}) for n in (None, 40))
     assert part["attended_tokens"] == pytest.approx(whole["attended_tokens"], rel=1e-3)

@@ -85,7 +85,7 @@ def test_pages_of_a_latent_cache_have_one_side(prompts: list[list[int]]) -> None
 def test_what_is_said_may_be_given(model: Any, prompts: list[list[int]]) -> None:
     logits: list[Any] = []
     follow = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    runner = paged(model, prompts, follow=follow, listen=logits.append)
+    runner = paged(model, prompts, follow=follow, listen=lambda some, of: logits.append(some))
     prefill(runner, Batch((0, 1, 2)))
     step(runner, 2, 0)
     assert runner.answers == [[1, 2], [4], [7, 8]]
