@@ -126,13 +126,14 @@ def runtimes(
         return
     rows = []
     for one in found:
-        times = [human.seconds(value) if value else "0" for value in (one.layer_s, one.block_s, one.slot_s)]
+        taken = (one.layer_s, one.block_s, one.slot_s, one.unexplained_score_s)
+        times = [human.seconds(value) if value else "0" for value in taken]
         if one.floor_s:
             times[0] = f"at least {human.seconds(one.floor_s)}"
         clock = None if one.host_clock_hz is None else f"{one.host_clock_hz / 1e9:.3g} GHz"
         slowdowns = [f"{many:.3g}x" for many in (one.kernel_slowdown, one.storage_slowdown)]
         rows.append((one.name, *times, *slowdowns, clock, ", ".join(one.devices) or None))
-    columns = ("runtime", "per layer", "per KV block", "per slot", "kernels", "beside reads", "clock", "fitted on")
+    columns = ("runtime", "per layer", "per KV block", "per slot", "per score", "kernels", "beside reads", "clock", "fitted on")
     print_table(columns, rows)
     if name:
         print_table(("figure", "source"), [*found[0].sources.items()])

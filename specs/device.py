@@ -67,6 +67,8 @@ class ProcessorSpec(Spec):
     most_slots: Annotated[Count, Field(ge=1)] | None = None
     # Scores that softmax and top-k go through while decoding; None: as if in no time.
     topk_per_s: ValuesPerS | None = None
+    # What a program takes on top of it for each score: see specs/runtime.py.
+    unexplained_score_s: Seconds | None = None
     block_sparse: BlockSparseSpec | None = None
     # Folder with a folder per model of measured tables: see sim/costs/table.py.
     measured: str | None = Field(default=None, min_length=1, max_length=1000)

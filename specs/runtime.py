@@ -28,6 +28,9 @@ class RuntimeSpec(Spec):
     # The most slots of the rows that `slot_s` was fitted on. A search among more is taken to cost no more, as an index
     # over the slots would find a block in the same time. None: `slot_s` holds for any number.
     most_slots: Count | None = Field(default=None, ge=1)
+    # What choosing takes on top of all that was measured of its kernels, for each score that is ranked: a remainder of
+    # printed rates which no mechanism explains.
+    unexplained_score_s: Seconds = 0.0
     # How many times as long computing takes while storage is busy.
     storage_slowdown: Slowdown = 1.0
     # The clock of the host that the times belong to. None: they are the same on every host.
@@ -48,12 +51,14 @@ class RuntimeSpec(Spec):
     def on(self, device: DeviceSpec) -> "RuntimeSpec":
         """The same runtime with the times that it takes on a device."""
         scale = self.scale(device)
-        times = {key: scale * getattr(self, key) for key in ("layer_s", "floor_s", "block_s", "slot_s")}
+        of_host = ("layer_s", "floor_s", "block_s", "slot_s", "unexplained_score_s")
+        times = {key: scale * getattr(self, key) for key in of_host}
         return self.model_copy(update=times)
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """All that makes a run slower, each number the better the smaller: of a layer what a small one takes."""
+        """All that makes a run slower and has a cause, each number the better the smaller: of a layer what a small one
+        takes. What nothing explains in one program is not expected of another."""
         layer_s = self.layer_s + self.floor_s
         return (layer_s, self.kernel_slowdown, self.block_s, self.slot_s, self.storage_slowdown)
 
@@ -62,7 +67,8 @@ class RuntimeSpec(Spec):
         own, main = self.on(device), device.processors[device.main]
         times = {"eager_layer_s": own.layer_s, "block_s": own.block_s, "slot_s": own.slot_s}
         eager = {"eager_floor_s": own.floor_s, "eager_slowdown": self.kernel_slowdown}
-        main = main.model_copy(update={**times, **eager, "most_slots": self.most_slots})
+        choosing = {"unexplained_score_s": own.unexplained_score_s, "most_slots": self.most_slots}
+        main = main.model_copy(update={**times, **eager, **choosing})
         changed: dict[str, object] = {"processors": {**device.processors, device.main: main}}
         slowdown = {} if device.contention is None else device.contention.slowdown
         if self.storage_slowdown > 1 and "storage" not in slowdown.get(device.main, {}):

@@ -273,7 +273,8 @@ def _output_head(a: Arithmetic, op: OutputHead) -> list[Work]:
 
 def _ranked_s(processor: ProcessorSpec, op: Select | Retrieve) -> Number:
     # Softmax and top-k go through a score for each group, in every row that chooses for itself.
-    return 0.0 if processor.topk_per_s is None else op.batch * op.heads * op.groups / processor.topk_per_s
+    ranked_s = 0.0 if processor.topk_per_s is None else 1 / processor.topk_per_s
+    return op.batch * op.heads * op.groups * (ranked_s + (processor.unexplained_score_s or 0.0))
 
 
 def _keys(op: Select, a: Arithmetic) -> Number:

@@ -18,7 +18,7 @@ from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 
 BY_HAND = RuntimeSpec(
-    name="by-hand", layer_s=4.0, block_s=2.0, slot_s=0.5, most_slots=10, storage_slowdown=3.0, host_clock_hz=1e9,
+    name="by-hand", layer_s=4.0, block_s=2.0, slot_s=0.5, unexplained_score_s=8.0, most_slots=10, storage_slowdown=3.0, host_clock_hz=1e9,
     devices=("here",), sources={},
 )  # fmt: skip
 
@@ -37,10 +37,11 @@ def test_times_are_scaled_by_the_clocks_of_both_hosts_by_hand() -> None:
     # A host of 2 GHz needs half the time of one of 1 GHz; a slowdown is a ratio.
     device = load_device("tiny").model_copy(update={"host_clock_hz": 2e9})
     own = BY_HAND.on(device)
-    assert (own.layer_s, own.block_s, own.slot_s, own.storage_slowdown) == (2.0, 1.0, 0.25, 3.0)
+    assert (own.layer_s, own.block_s, own.slot_s, own.unexplained_score_s) == (2.0, 1.0, 0.25, 4.0)
+    assert own.storage_slowdown == 3.0
     laid = BY_HAND.laid_over(device)
     main = laid.processors[laid.main]
-    assert (main.eager_layer_s, main.block_s, main.slot_s) == (2.0, 1.0, 0.25)
+    assert (main.eager_layer_s, main.block_s, main.slot_s, main.unexplained_score_s) == (2.0, 1.0, 0.25, 4.0)
     assert laid.contention is not None
     assert laid.contention.slowdown == {"gpu": {"storage": 3.0}}
     floor = BY_HAND.model_copy(update={"floor_s": 10.0, "kernel_slowdown": 1.5}).laid_over(device)

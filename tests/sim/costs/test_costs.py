@@ -136,6 +136,8 @@ def test_top_k_goes_through_a_score_per_group_and_row() -> None:
     assert ranks.fixed_s(Select(3, 7, 2, step=0, layer=0, heads=2)) == 4.2
     assert ranks.fixed_s(Retrieve(3, groups=7, k=2, tokens=7, step=0)) == 2.1
     assert Roofline(processor(), MODEL).fixed_s(Select(3, 7, 2, step=0, layer=0)) == 0
+    more = Roofline(processor(topk_per_s=10.0, unexplained_score_s=0.4), MODEL)
+    assert more.fixed_s(Retrieve(3, groups=7, k=2, tokens=7, step=0)) == pytest.approx(21 * 0.5)
 
 
 def test_choosing_before_the_pass_and_assigning_by_hand() -> None:
