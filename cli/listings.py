@@ -133,7 +133,17 @@ def runtimes(
         clock = None if one.host_clock_hz is None else f"{one.host_clock_hz / 1e9:.3g} GHz"
         slowdowns = [f"{many:.3g}x" for many in (one.kernel_slowdown, one.storage_slowdown)]
         rows.append((one.name, *times, *slowdowns, clock, ", ".join(one.devices) or None))
-    columns = ("runtime", "per layer", "per KV block", "per slot", "per score", "kernels", "beside reads", "clock", "fitted on")
+    columns = (
+        "runtime",
+        "per layer",
+        "per KV block",
+        "per slot",
+        "per score",
+        "kernels",
+        "beside reads",
+        "clock",
+        "fitted on",
+    )
     print_table(columns, rows)
     if name:
         print_table(("figure", "source"), [*found[0].sources.items()])

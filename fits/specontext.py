@@ -98,12 +98,12 @@ def device_with(device: DeviceSpec, numbers: Numbers) -> DeviceSpec:
     """The device with other numbers."""
     gpu = device.processors["gpu"]
     efficiency = {**gpu.efficiency, **{name: numbers[name] for name in numbers if name in gpu.efficiency}}
-    # Scoring streams keys as attention streams KV, and one query's attention does whether it is split or not: measured on
-    # an H100 (docs/validation/live.md). The table alone could not tell a slow one from slow copies.
+    # Scoring streams keys as attention streams KV, and one query's attention does, split or not: measured on an H100
+    # (docs/validation/live.md). The table alone could not tell a slow one from slow copies.
     for kernel in ("scoring", "unsplit_attention"):
         efficiency[kernel] = numbers["decode_attention"]
     # Not fitted; with it the device says itself what software takes, and no runtime is laid over it.
-    launches = {"eager_layer_s": 0.0, "eager_floor_s": load_runtime("specontext-prototype").floor_s}
+    launches = {"eager_layer_s": load_runtime("specontext-prototype").layer_s}
     changed = launches | {name: numbers[name] for name in ("sequence_s", "unexplained_score_s")}
     gpu = gpu.model_copy(update={"efficiency": efficiency, **changed})
     return device.model_copy(update={"processors": {**device.processors, "gpu": gpu}})

@@ -18,8 +18,8 @@ from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 
 BY_HAND = RuntimeSpec(
-    name="by-hand", layer_s=4.0, block_s=2.0, slot_s=0.5, unexplained_score_s=8.0, most_slots=10, storage_slowdown=3.0, host_clock_hz=1e9,
-    devices=("here",), sources={},
+    name="by-hand", layer_s=4.0, block_s=2.0, slot_s=0.5, unexplained_score_s=8.0, most_slots=10, storage_slowdown=3.0,
+    host_clock_hz=1e9, devices=("here",), sources={},
 )  # fmt: skip
 
 
