@@ -16,7 +16,7 @@ from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 devices = int(sys.argv[1])
-counts = {"prefill": round(devices / 385), "decode": max(1, round(devices / 2500))}
+counts = {"prefill": max(1, round(devices / 385)), "decode": max(1, round(devices / 2500))}
 settings = [f"machines.{name}.count={count}" for name, count in counts.items()]
 scenario = load_scenario("pd_device/many", [f"workload.devices={devices}", *settings, *sys.argv[2:]])
 began_s = time.process_time()
