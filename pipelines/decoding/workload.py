@@ -125,12 +125,11 @@ class LockStepFlow:
         self._passage = Passage(progress, scenario.decode.workload.output)
         workload = scenario.decode.workload
         output, part = workload.output, workload.part
-        decoded = None if whole else workload.decoded
         self._whole_instead = whole and workload.decoded is not None and workload.decoded < output
         if self._whole_instead:
             check_whole(scenario)
         # Tokens per sequence that are really decoded.
-        self._steps = output if decoded is None else min(output, decoded)
+        self._steps = output if whole else min(output, workload.decoded or output)
         # Tokens before them, where these may be skipped.
         self._before = output - self._steps if part == "end" else middle_of(output - 1, self._steps - 1)
         self._decode: LockStepDecode | None = None
@@ -186,10 +185,9 @@ class LockStepFlow:
 
     def _check_attention(self, machine: Machine) -> None:
         """Raises OutOfMemory where there is no room for scores of the prompts, or copies of a layer's KV."""
-        plan = self._plan
-        peak = Peak(plan.roles, plan.model)
-        tokens = plan.sequences * plan.most_tokens
-        wanted_bytes = max(peak.prefill_bytes(plan.sequences, plan.context), peak.decode_bytes(tokens))
+        plan, peak = self._plan, Peak(self._plan.roles, self._plan.model)
+        at_end_bytes = peak.decode_bytes(plan.sequences * plan.most_tokens)
+        wanted_bytes = max(peak.prefill_bytes(plan.sequences, plan.context), at_end_bytes)
         lease = machine.memory.reserve(wanted_bytes, "workspace: attention")
         if isinstance(lease, Refused):
             raise OutOfMemory(f"attention: {lease}")
@@ -200,8 +198,8 @@ class LockStepFlow:
         plan, times_s, output = self._plan, self._times_s, self._scenario.decode.workload.output
         half, half_step, end = self._half, half_of(self._steps), self._end or end
         half_counts, end_counts = self._half_counts, self._counts()
-        skips = self._steps < output and world.shortcuts.may_skip
-        tokens = tokens_of([Window(self._before, 0, self._steps - 1)] if self._spread is None else self._spread.windows)
+        windows = [Window(self._before, 0, self._steps - 1)] if self._spread is None else self._spread.windows
+        carried_out = tokens_of(windows) if self._steps < output and world.shortcuts.may_skip else None
         if (spread := self._spread) is not None and spread.prefill is not None and spread.end is not None:
             # Counted as if that were all that was decoded; it follows again as often as the output is longer.
             begun, done = spread.with_moves(spread.prefill), spread.with_moves(spread.end)
@@ -213,7 +211,7 @@ class LockStepFlow:
             output=output,
             token_times_s=times_s,
             carried_out_s=self._times_s,
-            carried_out=tuple(tokens[: len(self._times_s)]) if skips else None,
+            carried_out=carried_out and tuple(carried_out[: len(self._times_s)]),
             moves_s=0.0 if spread is None else spread.moves.totals.now_s,
             half=half,
             half_step=half_step,

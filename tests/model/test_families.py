@@ -206,5 +206,7 @@ def test_a_folder_that_is_not_there_is_told_as_one(tmp_path: Path, monkeypatch: 
     with pytest.raises(InputError, match=r"model: 'models/typo' is not there"):
         decoding(Path("models/typo"), "flexgen")
     single = folder_of("mistral", tmp_path / "single")
-    with pytest.raises(InputError, match=r"kv_value_bytes 4 instead of 2; --set precision.kv_value_bytes=4 reads it as"):
+    with pytest.raises(
+        InputError, match=r"kv_value_bytes 4 instead of 2; --set precision.kv_value_bytes=4 reads it as"
+    ):
         run_scenario(decoding(folder_of("mistral", tmp_path / "half", "bfloat16"), "flexgen", f"live.weights={single}"))

@@ -8,6 +8,7 @@ from kvferry.analysis.reproduction.memory_measurements import largest_batch
 from kvferry.analysis.reproduction.paper import PAPERS
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.delays import Delays
+from kvferry.pipelines.decoding.runtimes import on_runtime
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
@@ -52,5 +53,5 @@ def test_full_attention_decodes_as_fast_as_printed(row: dict[str, str]) -> None:
     scenario, batch = scenario_of(row), int(row["requests"])
     tokens = int(row["input"]) + int(row["output"]) / 2
     kernel = DECODE_SYSTEMS[scenario.system].roles.attention
-    step_s = Delays(scenario.device, scenario.model).op_s(DecodeStep(batch, tokens, kernel=kernel))
+    step_s = Delays(on_runtime(scenario).device, scenario.model).op_s(DecodeStep(batch, tokens, kernel=kernel))
     assert batch / step_s == pytest.approx(float(row["tokens_per_s"]), rel=0.12)
