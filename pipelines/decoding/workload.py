@@ -211,7 +211,7 @@ class LockStepFlow:
             output=output,
             token_times_s=times_s,
             carried_out_s=self._times_s,
-            carried_out=carried_out and tuple(carried_out[: len(self._times_s)]),
+            carried_out=None if carried_out is None else tuple(carried_out[: len(self._times_s)]),
             moves_s=0.0 if spread is None else spread.moves.totals.now_s,
             half=half,
             half_step=half_step,
