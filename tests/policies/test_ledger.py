@@ -22,7 +22,7 @@ def test_what_is_held_by_hand() -> None:
 
 
 def test_the_largest_come_first_and_what_is_not_held_is_left_out() -> None:
-    assert LEDGER.largest(1024) == "kv 12.0 KiB, weights 100 B, kv: index 28 B"
+    assert LEDGER.largest(1024) == "kv 12.3 kB, weights 100 B, kv: index 28 B"
     assert largest({"a": 1, "b": 0, "c": 3}, most=5) == "c 3 B, a 1 B"
 
 

@@ -84,7 +84,9 @@ def test_a_prompt_is_read_layer_by_layer_behind_what_is_known() -> None:
 
 def test_a_turn_that_does_not_fit_gives_back_what_it_had() -> None:
     machine: Any = SimpleNamespace(memory=BudgetedPool(1000))
-    with pytest.raises(OutOfMemory, match=r"turn 7: logits needs 0 MiB.* \(101 bytes\) are missing"):
+    with pytest.raises(
+        OutOfMemory, match=r"turn 7: logits needs 201 B, 100 B are free: 101 B \(101 bytes\) are missing"
+    ):
         leased(machine, {"kv": 600, "activations": 300, "logits": 201}, "turn 7")
     assert machine.memory.used_bytes == 0
     assert [one.n_bytes for one in leased(machine, {"kv": 600, "logits": 400}, "turn 8")] == [600, 400]

@@ -76,6 +76,6 @@ def test_paging_is_slower_than_reading_the_same_in_long_reads() -> None:
         load_scenario("kvswap/throughput", [f"system={system}", *settings]) for system in ("os-paging", "flexgen")
     )
     paged_figures, read_figures = (metrics_for(one, run_scenario(one)) for one in (paged, read))
-    assert paged_figures["tpot_s"] > 2 * read_figures["tpot_s"]
+    assert paged_figures["tpot_s"] > 1.5 * read_figures["tpot_s"]
     # Nothing is found in memory of what was read a token before.
     assert paged_figures["read_bytes"] >= read_figures["read_bytes"]

@@ -199,8 +199,8 @@ def test_delays_without_events_are_those_with(system: str, storage: str) -> None
         ({"policies": {"group_tokens": 2000}}, "a group of 2,000 tokens is longer than the context of 1,024"),
         (
             {"budget": {"kv_share": 0.001}},
-            r"budget.kv_share: 524 B per sequence hold no selection of 4 groups of 128 tokens; 201.0 KiB would \(a full"
-            r" cache takes 512.0 KiB\)",
+            r"budget.kv_share: 524 B per sequence hold no selection of 4 groups of 128 tokens; 205.9 kB would \(a full"
+            r" cache takes 524.3 kB\)",
         ),
         ({"budget": {"kv": "1 kB"}}, "budget.kv: 500 B per sequence hold no selection"),
         (
@@ -220,11 +220,11 @@ def test_what_cannot_be_run_is_said(changes: dict[str, Any], what: str) -> None:
 def test_the_smallest_budget_that_works_works() -> None:
     with pytest.raises(InputError) as error:
         run_scenario(load_scenario({**TINY, "budget": {"kv": "1 kB"}}))
-    least = float(str(error.value).split(";")[1].split(" KiB would")[0])
-    # Rounded to a tenth of a KiB, for one of two sequences.
-    assert run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * least} KiB"}})).outcome == "done"
+    least = float(str(error.value).split(";")[1].split(" kB would")[0])
+    # Rounded to a tenth of a kB, for one of two sequences.
+    assert run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * least} kB"}})).outcome == "done"
     with pytest.raises(InputError, match="hold no selection"):
-        run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * (least - 0.1)} KiB"}}))
+        run_scenario(load_scenario({**TINY, "budget": {"kv": f"{2 * (least - 0.1)} kB"}}))
 
 
 def test_kv_blocks_lie_on_whole_blocks_of_the_storage() -> None:

@@ -147,9 +147,9 @@ def test_a_budget_without_room_for_keys_as_published_is_refused_with_what_would_
     ) as met:
         plan(*asked)
     assert plan(*asked[:1], *asked[2:], "policies.compression=fit").keys is not None
-    would = re.search(r"; ([\d,.]+) MiB would", str(met.value))
+    would = re.search(r"; ([\d,.]+) MB would", str(met.value))
     assert would
-    share = (float(would[1].replace(",", "")) + 0.1) * 2**20 / scenario().model.kv_full_bytes(6 * 1024)
+    share = (float(would[1].replace(",", "")) + 0.1) * 1e6 / scenario().model.kv_full_bytes(6 * 1024)
     assert plan(*asked[:2], f"budget.kv_share={share:.4f}").keys is not None
     # No width would do.
     with pytest.raises(InputError) as met:

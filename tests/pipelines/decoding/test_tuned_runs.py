@@ -70,7 +70,7 @@ def test_the_table_says_which_systems_are_tuned(file: Path, monkeypatch: pytest.
 
 
 def test_a_budget_in_bytes_still_holds_in_a_tuned_run(file: Path) -> None:
-    with pytest.raises(InputError, match="budget.kv: 5.0 MiB per sequence"):
+    with pytest.raises(InputError, match="budget.kv: 5.2 MB per sequence"):
         plan("policies.tuned=tuned.json", "budget.kv_share=null", "budget.kv=10 MiB")
 
 

@@ -190,7 +190,7 @@ def test_what_memory_takes_is_within_the_budget(reuse: bool) -> None:
 
 def test_larger_blocks_hold_the_same_tokens() -> None:
     device = {"extends": "laptop-cpu", "storage": {"bytes_per_s": "1 GB/s", "block_bytes": "4 KiB"}}
-    small = {"workload": {"output": 10}, "policies": {"selected_tokens": 32}}
+    small = {"workload": {"output": 10}, "policies": {"selected_tokens": 32, "slots": "all"}}
     wanted = [scenario(**small, **changes) for changes in ({}, {"device": device})]
     narrow, wide = map(run_scenario, wanted)
     assert wide.measured["answers"] == narrow.measured["answers"]
