@@ -40,6 +40,7 @@ def capacity(
     base = load(source, settings)
     if base.slo is None:
         raise InputError("slo: is missing in the scenario, so no request keeps or breaks it; --set slo.ttft='2 s'")
+    _check_machine(base, least)
     asked = overrides_of(settings)
 
     def scenarios(count: int) -> list[Scenario]:
@@ -56,3 +57,12 @@ def capacity(
     if scenarios(1) == scenarios(2):
         raise InputError(f"least: {least} changes nothing in this scenario")
     return least_count(least, slo_attainment, most, trial_of, base.slo)
+
+
+def _check_machine(scenario: Scenario, least: str) -> None:
+    """Raises InputError for the count of a machine that the scenario does not have."""
+    part, _, rest = least.partition(".")
+    name = rest.partition(".")[0]
+    if part == "machines" and name not in scenario.machines:
+        others = " or ".join(f"machines.{one}.count" for one in scenario.machines) or "a scenario with a cloud"
+        raise InputError(f"least: the scenario has no machines.{name}; {others} would do")

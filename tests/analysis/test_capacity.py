@@ -91,7 +91,11 @@ def test_limits_that_no_count_keeps_are_said_with_exit_code_1(tmp_path: Path) ->
     ("changes", "options", "wanted"),
     [
         ({"slo": None}, {}, "slo: is missing in the scenario"),
-        ({}, {"least": "machines.cluod.count"}, "machines.cluod"),
+        (
+            {},
+            {"least": "machines.cluod.count"},
+            "least: the scenario has no machines.cluod; machines.cloud.count would do",
+        ),
         ({}, {"slo_attainment": 1.2}, "slo_attainment: 1.2 is no share"),
         ({}, {"least": "seed"}, "least: seed changes nothing"),
         ({}, {"most": 0}, "most: 0 is less than 1"),
