@@ -54,7 +54,7 @@ class Capacity:
 
     @property
     def best(self) -> Trial:
-        """The trial of the least count, else the one with the highest attainment."""
+        """Returns the trial of the least count, else the one with the highest attainment."""
         if self.least is not None:
             return next(one for one in self.trials if one.count == self.least)
         return max(self.trials, key=lambda one: one.attainment)
@@ -154,7 +154,7 @@ def trial(count: int, scenarios: Sequence[Scenario], run: Callable[[Scenario], R
 
 
 def _machines(run: Run) -> dict[str, tuple[int, float]]:
-    """How many machines of each kind there are beside the device, and the share of the run in which the busiest
+    """Returns how many machines of each kind there are beside the device, and the share of the run in which the busiest
     processor of each worked, on average."""
     kinds: dict[str, list[float]] = {}
     for name in run.machines:

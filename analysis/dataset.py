@@ -94,7 +94,8 @@ def read_points(folder: Path) -> pd.DataFrame:
 
 
 def read_earlier(folder: Path) -> pd.DataFrame:
-    """The rows of other versions that were replaced, sorted by key and version; columns as in ``read_points``."""
+    """Returns the rows of other versions that were replaced, sorted by key and version; columns as in
+    ``read_points``."""
     import pandas as pd
 
     table = _table(folder / EARLIER, ("key", "outcome", "version"))
@@ -102,7 +103,7 @@ def read_earlier(folder: Path) -> pd.DataFrame:
 
 
 def rows_bytes(folder: Path, keys: Collection[str]) -> bytes:
-    """The points with these keys alone, as a table that held no others would have them."""
+    """Returns the points with these keys alone, as a table that held no others would have them."""
     points = read_points(folder)
     return _bytes_of(_arrow(points[points["key"].isin(keys)].astype(object)))
 
@@ -134,7 +135,7 @@ def _read(folder: Path) -> tuple[Any, pd.DataFrame]:
 
 
 def _arrow(rows: pd.DataFrame) -> Any:
-    """The rows as an Arrow table in the order of columns, without columns that no row has a value in."""
+    """Returns the rows as an Arrow table in the order of columns, without columns that no row has a value in."""
     import pyarrow as pa
 
     used = [column for column in map(str, rows.columns) if column in _ALWAYS or rows[column].notna().any()]
@@ -149,7 +150,7 @@ def _together(earlier: pd.DataFrame, replaced: pd.DataFrame) -> pd.DataFrame:
 
 
 def _labelled(rows: Any, labels: Mapping[str, str]) -> tuple[Any, bool]:
-    """The rows with these labels, by key, and whether any of them had another."""
+    """Returns the rows with these labels, by key, and whether any of them had another."""
     if not labels:
         return rows, False
     frame = rows.to_pandas().astype(object)

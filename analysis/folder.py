@@ -73,7 +73,8 @@ def write_run(
 
 
 def write_plugins(folder: Path) -> list[Path]:
-    """The text of the files in use, each below the beginning of its digest, as its name is a part of the version."""
+    """Returns the text of the files in use, each below the beginning of its digest, as its name is a part of the
+    version."""
     return [
         write_file(folder / "plugins" / plugin.sha256[:12] / f"{plugin.name}.py", plugin.text)
         for plugin in used()
@@ -150,7 +151,7 @@ def comparison_pictures(
 
 
 def bars_of(envelopes: Mapping[str, Envelope], ranked_by: str) -> dict[str, Any]:
-    """What ``compare_bars`` takes beside the metrics."""
+    """Returns what ``compare_bars`` takes beside the metrics."""
     return {
         "title": _title_of_all(envelopes),
         "ranked_by": ranked_by,
@@ -296,8 +297,8 @@ def units_columns(requests: Sequence[RequestRecord]) -> Mapping[str, Any]:
 
 
 def tokens_columns(run: Run) -> Mapping[str, Any]:
-    """A row per token that was answered: request, token, from 0 in each, and at_s, when it was there on the run's
-    clock."""
+    """Returns a row per token that was answered: request, token, from 0 in each, and at_s, when it was there on the
+    run's clock."""
     rows = [(record.request, n, at_s) for record in run.requests for n, at_s in enumerate(token_times_s(record))]
     request, token, at_s = zip(*rows, strict=True) if rows else ((),) * 3
     return {"request": whole(request), "token": whole(token), "at_s": real(at_s)}

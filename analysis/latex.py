@@ -21,7 +21,8 @@ _ESCAPED = re.compile(r"[\\~^µ&%$#_{}]")
 
 
 def latex_of(kind: str, rows: pd.DataFrame, arguments: Mapping[str, Any], behind: str) -> str | None:
-    """A plot's figures: medians at each x, a column per series; None for a kind whose marks are too many to read."""
+    """Returns a plot's figures: medians at each x, a column per series; None for a kind whose marks are too many to
+    read."""
     facet = arguments["facet"]
     if kind in ("line", "bar"):
         x, y, by = arguments["x"], arguments["y"], arguments.get("by")

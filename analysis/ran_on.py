@@ -66,7 +66,7 @@ def _processor(named: str) -> str:
 
 
 def _folder(scenario: Scenario) -> Path | None:
-    """Where the model's weights lie; None: they were drawn."""
+    """Returns where the model's weights lie; None: they were drawn."""
     if scenario.live.weights == "random":
         return None
     from kvferry.model.models import folder_of

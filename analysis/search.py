@@ -130,7 +130,8 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
 
 
 def _are_amounts(values: Any) -> bool:
-    """Whether whatever is chosen of these values, or of this range, is an amount: a number, with or without a unit."""
+    """Returns whether whatever is chosen of these values, or of this range, is an amount: a number, with or without a
+    unit."""
     ends = [values.get("from"), values.get("to")] if isinstance(values, Mapping) else list(values)
     return all(amount_of(one) is not None for one in ends)
 

@@ -110,8 +110,8 @@ def prefill_end_s(run: Run) -> float | None:
 
 
 def over_tokens(run: Run, tokens: Sequence[int]) -> Run | None:
-    """What happened from the first of these tokens of the output to the last, but for the time that went into others,
-    on a clock that begins with it. None where one of them was not carried out."""
+    """Returns what happened from the first of these tokens of the output to the last, but for the time that went into
+    others, on a clock that begins with it. None where one of them was not carried out."""
     at = {token: n for n, token in enumerate(carried_out(run))}
     if not all(token in at for token in tokens):
         return None

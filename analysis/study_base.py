@@ -106,7 +106,7 @@ class StudyBase:
 
     @property
     def resolved(self) -> Node:
-        """The scenario after overrides, names replaced by what they name."""
+        """Returns the scenario after overrides, names replaced by what they name."""
         return self._base
 
     @property

@@ -173,7 +173,7 @@ def read_provenance(folder: Path) -> Provenance:
 
 
 def plots_in(path: Path) -> tuple[PlotSpec, ...]:
-    """The plots that a study's file asks for; its points are not made. Raises InputError."""
+    """Returns the plots that a study's file asks for; its points are not made. Raises InputError."""
     tree = read_document(path)
     try:
         return StudySpec.model_validate(tree.plain()).plots
@@ -182,7 +182,7 @@ def plots_in(path: Path) -> tuple[PlotSpec, ...]:
 
 
 def keys_in_order(folder: Path) -> list[str]:
-    """The keys of the study's points. Raises InputError."""
+    """Returns the keys of the study's points. Raises InputError."""
     import pandas as pd
 
     try:
@@ -192,7 +192,8 @@ def keys_in_order(folder: Path) -> list[str]:
 
 
 def recorded_study(folder: Path, check: Check | None = None) -> Study:
-    """The study of a sweep's folder, its points made again. Raises InputError: for plugins that it needs, too."""
+    """Returns the study of a sweep's folder, its points made again. Raises InputError: for plugins that it needs,
+    too."""
     provenance = read_provenance(folder)
     here = {plugin.name: plugin.sha256 for plugin in used()}
     for name, sha256 in provenance.plugins.items():
@@ -204,7 +205,7 @@ def recorded_study(folder: Path, check: Check | None = None) -> Study:
 
 
 def recorded_point(folder: Path, key: str, check: Check | None = None) -> tuple[str, Scenario]:
-    """The point of a sweep's folder whose key begins so, with its whole key. Raises InputError."""
+    """Returns the point of a sweep's folder whose key begins so, with its whole key. Raises InputError."""
     known = keys_in_order(folder)
     found = sorted({one for one in known if one.startswith(key)})
     if len(found) != 1 or len(key) < 4:

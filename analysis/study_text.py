@@ -68,7 +68,7 @@ def _set(text: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _values(base: StudyBase, key: str, node: Node | None) -> Any:
-    """A list with its names looked up, or a range as it is written."""
+    """Returns a list with its names looked up, or a range as it is written."""
     assert node is not None
     if not isinstance(node.value, list):
         return node.plain()
@@ -76,6 +76,6 @@ def _values(base: StudyBase, key: str, node: Node | None) -> Any:
 
 
 def _plain(base: StudyBase, values: Mapping[str, Node]) -> dict[str, Any]:
-    """The values, names of devices, models and files looked up; a number or a list names nothing."""
+    """Returns the values, names of devices, models and files looked up; a number or a list names nothing."""
     named = {key: node for key, node in values.items() if isinstance(node.value, str | dict)}
     return {key: (base.looked_up({key: node})[key] if key in named else node).plain() for key, node in values.items()}

@@ -137,7 +137,7 @@ def run_study(
 
 
 def _of_former_plots(folder: Path, names: Collection[str]) -> list[str]:
-    """A line on pictures that lie there and that the study does not ask for any more."""
+    """Returns a line on pictures that lie there and that the study does not ask for any more."""
     former = sorted({path.stem for path in folder.glob("*.png")} - set(names))
     return [f"{folder} still holds pictures that this study does not draw: {', '.join(former)}"] if former else []
 

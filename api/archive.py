@@ -1,4 +1,4 @@
-"""A sweep's folder as one archive that somebody else reruns, and such an archive as a folder again.
+"""A sweep's folder as one archive that others rerun, and such an archive as a folder again.
 
 manifest.json names every file of the archive with its digest. Archives come from others: names are checked before
 anything is written, sizes are bounded, and no code of theirs is run here.
@@ -88,7 +88,7 @@ def pack(folder: Path, output: Path) -> Manifest:
 
 
 def _rows(folder: Path) -> bytes:
-    """The rows of the study's points alone, as a sweep into an empty folder would write them."""
+    """Returns the rows of the study's points alone, as a sweep into an empty folder would write them."""
     return rows_bytes(folder, keys_in_order(folder))
 
 
@@ -137,7 +137,7 @@ def _entries(file: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]
 
 
 def _bounded(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
-    """What an entry holds, whatever size it says it has."""
+    """Returns what an entry holds, whatever size it says it has."""
     found = bytearray()
     with archive.open(entry) as content:
         while chunk := content.read(_CHUNK):
@@ -162,7 +162,7 @@ def _manifest(file: Path, content: bytes) -> Manifest:
 
 
 def manifest_of(folder: Path) -> Manifest:
-    """The manifest of a folder that was unpacked before. Raises InputError."""
+    """Returns the manifest of a folder that was unpacked before. Raises InputError."""
     if not (folder / MANIFEST).is_file():
         raise InputError(
             f"{folder}: holds no {MANIFEST}; give a file that kvferry pack wrote, or what was unpacked of it"

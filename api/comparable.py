@@ -105,8 +105,8 @@ def with_seeds(
     equal_tokens: int | None = None,
     variants: VariantsSource | None = None,
 ) -> Comparable:
-    """What ``comparable`` gives, with each of the seeds 0, 1, ... Raises as it does, and for real runs, which differ by
-    themselves."""
+    """Returns what ``comparable`` gives, with each of the seeds 0, 1, ... Raises as it does, and for real runs, which
+    differ by themselves."""
     if not 2 <= seeds <= MOST_SEEDS:
         raise InputError(f"seeds: {seeds} is not between 2 and {MOST_SEEDS}")
     every = [

@@ -73,7 +73,8 @@ def _of_sweep(
 
 
 def _rows(folder: Path, version: str | None) -> tuple[pd.DataFrame, list[str]]:
-    """The rows of the study's points in their order, of one version or of all, and what is to be said of them."""
+    """Returns the rows of the study's points in their order, of one version or of all, and what is to be said of
+    them."""
     import pandas as pd
 
     points, earlier = read_points(folder), read_earlier(folder)

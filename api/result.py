@@ -100,7 +100,7 @@ class Result:
 
     @property
     def described(self) -> Scenario:
-        """The scenario of that run."""
+        """Returns the scenario of that run."""
         return self._of_runs[self._typical]
 
     @property
@@ -188,7 +188,7 @@ class Result:
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """A row per token that was answered: request, token, from 0 in each, and at_s, when it was there."""
+        """Returns a row per token that was answered: request, token, from 0 in each, and at_s, when it was there."""
         return _frame(tokens_columns(self.run))
 
     @cached_property

@@ -126,9 +126,9 @@ def under_systems(
 def under_variants(
     source: Source, variants: Mapping[str, Mapping[str, Node]], settings: Settings = (), *, seed: int | None = None
 ) -> Under:
-    """The scenario as each variant sets it, by label. Where one names another system than the source, the source's own
-    policies are left out; `settings` hold for all. Raises InputError as ``load`` does, and for variants that are the
-    same, that share a folder's name, or whose workload is of another kind."""
+    """Returns the scenario as each variant sets it, by label. Where one names another system than the source, the
+    source's own policies are left out; `settings` hold for all. Raises InputError as ``load`` does, and for variants
+    that are the same, that share a folder's name, or whose workload is of another kind."""
     asked, described = _overrides(settings, seed), _described(source)
     own, found = load_scenario(described, asked), dict[str, Scenario]()
     for label, values in variants.items():

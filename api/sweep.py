@@ -89,7 +89,8 @@ def study_of(source: str | Path, settings: Settings = ()) -> Study:
 
 @naming_plugins()
 def point_of(folder: str | Path, key: str) -> tuple[str, Scenario]:
-    """The point of a sweep's folder whose key begins so, with its whole key: what ``run`` takes. Raises InputError."""
+    """Returns the point of a sweep's folder whose key begins so, with its whole key: what ``run`` takes. Raises
+    InputError."""
     return recorded_point(Path(folder), key, names_in_use)
 
 

@@ -170,7 +170,7 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
 
 
 def _elsewhere(measured: Sequence[Measurement]) -> str:
-    """The rates of copies that the profile has no number for."""
+    """Returns the rates of copies that the profile has no number for."""
     others = ("copy to the device, pageable", "copy to the host, pinned", "copy to the host, pageable")
     kinds = [(what, only(measured, what)[-1:]) for what in others]
     rates = [f"{what}: {m.at['bytes'] / m.typical / 1e9:.3g} GB/s" for what, found in kinds for m in found]

@@ -1,4 +1,4 @@
-"""``kvferry pack`` and ``kvferry unpack``: a sweep as one file that somebody else reruns."""
+"""``kvferry pack`` and ``kvferry unpack``: a sweep as one file that others rerun."""
 
 from pathlib import Path
 from typing import Annotated
@@ -43,7 +43,7 @@ def unpack(
     ] = False,
     jobs: JobsOption = None,
 ) -> None:
-    """Unpack an archive of somebody else; with --check, run its study and hold the rows against it.
+    """Unpack an archive of others; with --check, run its study and hold the rows against it.
 
     Exit code 1 where any figure differs. Names and sizes are checked before anything is written.
     """

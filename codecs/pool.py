@@ -35,7 +35,7 @@ SILENCE_S = 60.0
 
 
 def patience_s() -> float:
-    """How long a worker may be silent now, by the load of this machine."""
+    """Returns how long a worker may be silent now, by the load of this machine."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     return SILENCE_S * max(1.0, load / (os.cpu_count() or 1))
 

@@ -97,7 +97,7 @@ class Decoder:
     # --- what families differ in ---------------------------------------------------------------------------------
 
     def _attention_scale(self, config: PreTrainedConfig) -> float | None:
-        """What the model multiplies products of queries and keys by; None: head_dim ** -0.5."""
+        """Returns what the model multiplies products of queries and keys by; None: head_dim ** -0.5."""
         return None
 
     def _turns(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,7 +106,7 @@ class Decoder:
         return cos, sin
 
     def _entering(self, l: int, hidden: torch.Tensor) -> torch.Tensor:
-        """The hidden state as a layer's attention reads it."""
+        """Returns the hidden state as a layer's attention reads it."""
         return self._layers[l].input_layernorm(hidden)
 
     def _by_head(self, l: int, side: Side, entering: torch.Tensor) -> torch.Tensor:
@@ -119,11 +119,11 @@ class Decoder:
         return projected
 
     def _from_attention(self, l: int, out: torch.Tensor) -> torch.Tensor:
-        """What is added to the hidden state, of the attention's output."""
+        """Returns what is added to the hidden state, of the attention's output."""
         return out
 
     def _from_feed_forward(self, l: int, hidden: torch.Tensor) -> torch.Tensor:
-        """What is then added to the hidden state."""
+        """Returns what is then added to the hidden state."""
         return self._layers[l].mlp(self._layers[l].post_attention_layernorm(hidden))
 
 

@@ -216,7 +216,7 @@ def bundled() -> tuple[str, ...]:
 
 
 def folder_of(reference: str) -> Path:
-    """The folder of a model's weights on this machine. Raises InputError."""
+    """Returns the folder of a model's weights on this machine. Raises InputError."""
     return _folder(reference, allow_download=False)
 
 

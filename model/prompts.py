@@ -16,7 +16,8 @@ MOST_TEXT_BYTES = 2**26
 
 
 def tokenizer_of(folder: Path | None, vocabulary: int) -> str:
-    """How text becomes tokens for the model of a folder, None: of random weights; another name, other tokens."""
+    """Returns how text becomes tokens for the model of a folder, None: of random weights; another name, other
+    tokens."""
     described = None if folder is None else folder / "tokenizer.json"
     if described is not None and described.is_file():
         return f"tokenizer.json {hashlib.sha256(described.read_bytes()).hexdigest()[:16]}"

@@ -119,8 +119,8 @@ def run_scenario(
 
 
 def run_whole(scenario: Scenario, progress: Progress = lambda done, of: None, system: System | None = None) -> Run:
-    """The same for one of several runs that are nothing without each other. Raises KeyboardInterrupt where Ctrl-C ends
-    it: as an outcome it would pass for that of a scenario that does not fit."""
+    """Returns the same for one of several runs that are nothing without each other. Raises KeyboardInterrupt where
+    Ctrl-C ends it: as an outcome it would pass for that of a scenario that does not fit."""
     run = run_scenario(scenario, progress, system)
     if run.interrupted:
         raise KeyboardInterrupt

@@ -205,7 +205,7 @@ def _example(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
 
 
 def _examples(field: FieldInfo) -> Sequence[str]:
-    """How its value is written, also of one that may be null."""
+    """Returns how its value is written, also of one that may be null."""
     items = [
         *field.metadata,
         *(one for part in get_args(field.annotation) for one in getattr(part, "__metadata__", ())),
@@ -215,7 +215,7 @@ def _examples(field: FieldInfo) -> Sequence[str]:
 
 
 def _example_below(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
-    """How a mapping could be written whose first key is a count or a physical value."""
+    """Returns how a mapping could be written whose first key is a count or a physical value."""
     found: Any = model
     for part in key:
         found = _members(found).get(str(part)) or _below(found, part)

@@ -56,7 +56,7 @@ def model_node(file: Path) -> Node:
 
 
 def _window(config: dict[str, Any]) -> int | None:
-    """The length of a window that some layers attend to, where it is shorter than the model's contexts."""
+    """Returns the length of a window that some layers attend to, where it is shorter than the model's contexts."""
     family, kinds = str(config.get("model_type", "")), config.get("layer_types")
     # Qwen's own files have a window that is not in use.
     in_use = config.get("use_sliding_window", not family.startswith("qwen"))

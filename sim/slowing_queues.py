@@ -29,7 +29,7 @@ class Piece:
         self.end_s: float | None = None
 
     def may_begin(self) -> bool:
-        """Whether all that it comes after has ended."""
+        """Returns whether all that it comes after has ended."""
         return None not in [one.end_s for one in self.after]
 
 
@@ -80,7 +80,7 @@ class SlowingQueues:
         return soonest_s
 
     def _speeds_now(self) -> list[float]:
-        """How fast what is under way gets on, piece by piece."""
+        """Returns how fast what is under way gets on, piece by piece."""
         running = self._running.values()
         busy = {piece.queue for piece in running}
         return [1.0 if piece.fixed_s else self._speed(piece.queue, busy) for piece in running]

@@ -18,7 +18,7 @@ STORAGE_MODELS: dict[str, Callable[[simpy.Environment, StorageSpec, Tell], Stora
 
 
 def storage_of(env: simpy.Environment, spec: StorageSpec, tell: Tell, contention: Contention | None = None) -> Storage:
-    """The device that a profile describes, by the model that it names. `contention` slows a curve alone."""
+    """Returns the device that a profile describes, by the model that it names. `contention` slows a curve alone."""
     if spec.model == "curve":
         return CurveStorage(env, spec, tell, contention)
     return STORAGE_MODELS[spec.model](env, spec, tell)

@@ -283,8 +283,8 @@ class DeviceSpec(Spec):
         return self.processors[self.main].measured is not None
 
     def slowdown_at(self, link_bytes_per_s: float = 0.0) -> dict[str, dict[str, float]]:
-        """How paths slow each other beside a link of this mean rate: as `contention` says, and storage as much as it
-        slows the main processor, where its profile says that it goes both ways."""
+        """Returns how paths slow each other beside a link of this mean rate: as `contention` says, and storage as much
+        as it slows the main processor, where its profile says that it goes both ways."""
         if self.contention is None:
             return {}
         slowdown = self.contention.at(link_bytes_per_s)

@@ -88,7 +88,7 @@ def _parsed(text: str, source: str, folder: Path) -> Node:
 
 
 def _said(error: yaml.MarkedYAMLError, source: str) -> str:
-    """What is wrong, and where; of what is opened and never closed, where it was opened."""
+    """Returns what is wrong, and where; of what is opened and never closed, where it was opened."""
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark else 1
     if "'\\t'" in (error.problem or ""):

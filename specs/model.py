@@ -80,7 +80,7 @@ class ModelSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _dimensions_alone(cls, value: Any) -> Any:
-        """Where a described model lies is no part of it: a scenario has taken it for a real run."""
+        """Returns where a described model lies is no part of it: a scenario has taken it for a real run."""
         return {key: item for key, item in value.items() if key != "stored"} if isinstance(value, dict) else value
 
     @model_validator(mode="after")

@@ -257,7 +257,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def read_left(file: Path) -> list[dict[str, Any]]:
-    """Returns what was not caught so far, whoever's journal said so."""
+    """Returns what was not caught so far, by whichever journal."""
     if not file.exists():
         return []
     with file.open(newline="") as rows:

@@ -70,7 +70,7 @@ def _columns(path: Path, header: list[str]) -> list[int | None]:
 
 
 def holds_requests(first_line: str) -> bool:
-    """Whether a file that begins so is a log of requests, not of a link."""
+    """Returns whether a file that begins so is a log of requests, not of a link."""
     names = [name.strip().lstrip("\ufeff") for name in first_line.split(",")]
     return '"input_length"' in first_line or any(all(not one or one in names for one in known) for known in _FORMATS)
 

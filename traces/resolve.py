@@ -129,7 +129,7 @@ def bundled() -> tuple[str, ...]:
 
 
 def trace_file(name: str) -> Path | None:
-    """The file of a bundled or fetched trace; None for a name of neither, and for a path."""
+    """Returns the file of a bundled or fetched trace; None for a name of neither, and for a path."""
     for ending in ("csv", "yaml"):
         if name in bundled() and (BUNDLED / f"{name}.{ending}").is_file():
             return BUNDLED / f"{name}.{ending}"

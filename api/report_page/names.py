@@ -16,7 +16,7 @@ _PROSE = {"source", "sources", "name"}
 
 
 def names_of(results: Sequence[Result]) -> list[str]:
-    """A name for each result, no two alike."""
+    """Returns a name for each result, no two alike."""
     plain = [_plain(result) for result in results]
     found = list(plain)
     for name in {name for name in plain if plain.count(name) > 1}:
@@ -42,7 +42,7 @@ def _plain(result: Result) -> str:
 
 
 def _differences(results: Sequence[Result]) -> list[str]:
-    """What each of them sets that not all do alike."""
+    """Returns what each of them sets that not all do alike."""
     settings = [_settings(result.scenario) if isinstance(result, RunResult) else {} for result in results]
     keys = [
         key

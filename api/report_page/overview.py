@@ -124,7 +124,7 @@ def _not_measured(results: Sequence[Result]) -> Iterator[str]:
 
 
 def not_measured(result: Result) -> list[str]:
-    """The devices of a result whose profile was not measured."""
+    """Returns the devices of a result whose profile was not measured."""
     if isinstance(result, Points):
         return list(result.not_measured)
     runs = [result] if isinstance(result, RunResult) else result.runs if isinstance(result, Comparison) else ()

@@ -286,7 +286,7 @@ def _is_setting(column: str) -> bool:
 
 
 def _differ(values: Iterable[float]) -> bool:
-    """Whether a chart of these figures shows anything: one bar does, bars of one length do not."""
+    """Returns whether a chart of these figures shows anything: one bar does, bars of one length do not."""
     found = list(values)
     return len(found) == 1 or (bool(found) and max(found) - min(found) > 1e-9 * max(map(abs, found)))
 

@@ -195,7 +195,7 @@ def _stand_in(role: str, value: Any, own: Any) -> Any:
 
 
 def _makes(maker: Callable[..., Any], own: Any) -> bool:
-    """Whether the name of a maker is that of the system's own policy."""
+    """Returns whether the name of a maker is that of the system's own policy."""
     made, bound = (maker.func, maker.args) if isinstance(maker, partial) else (maker, ())
     if type(own) is not made:
         return False

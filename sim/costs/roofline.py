@@ -57,7 +57,8 @@ class Roofline:
         return np.maximum(self.fixed_s(op) + self._launched_s(op, self.price_arrays(self.arithmetic(op))), beside_s)
 
     def _launched_s(self, op: Op, kernels_s: Any) -> Any:
-        """What kernels take that would take so long in a captured step: launched one by one, no less than that."""
+        """Returns what kernels take that would take so long in a captured step: launched one by one, no less than
+        that."""
         rule = rule_of(type(op))
         if not rule.eager(op):
             return kernels_s

@@ -63,8 +63,8 @@ class ClusterMembers:
         self._make(layer, first, labels, of_rows)
 
     def joined(self, layer: int, of_layer: Sequence[Joined | Cut]) -> list[Joined]:
-        """The token under way has passed all layers: it joins clusters of this one, waits for them, or belongs to none.
-        Returns where it joined one."""
+        """Returns the token under way has passed all layers: it joins clusters of this one, waits for them, or belongs
+        to none. Returns where it joined one."""
         into = []
         for one in of_layer:
             if not isinstance(one, Joined):
