@@ -19,6 +19,8 @@ from kvferry.policies.assist.help import Help
 from kvferry.specs.assist import CloudFaultSpec
 from kvferry.traces.assisted import assisted_requests
 
+# A token's message, of less than 100 B, on a link of 1 MB/s.
+MESSAGE_S = 1e-4
 SLOW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NEEDING_A_CLOUD = [name for name, system in ASSIST_SYSTEMS.items() if system.needs_a_cloud]
 
@@ -49,6 +51,9 @@ def test_users_wait_no_longer_than_promised_and_the_links_jitter(
 
 
 @SLOW
+@example(
+    seed=0, devices=10, slots=3, prompt=418, output=14, rate=3600, tokens=40, chunk=4096, apart=False, jitter_ms=80
+)
 @given(
     seed=st.integers(0, 1000),
     devices=st.integers(1, 12),
@@ -95,8 +100,10 @@ def test_nor_does_a_cloud_that_is_busy_with_others_delay_a_token(
         )
     )
     for gap_s, pace_s in zip(got["largest_gap_s"], got["pace_s"], strict=True):
+        # An answer that is the cloud's alone has no promised pace: a token is shown as its message is there.
+        sent_s = MESSAGE_S if np.isnan(pace_s) else 0.0
         if not np.isnan(gap_s):
-            assert gap_s <= max(np.nan_to_num(pace_s), 0.020) + jitter_ms / 1e3 + 1e-9
+            assert gap_s <= max(np.nan_to_num(pace_s), 0.020) + jitter_ms / 1e3 + sent_s + 1e-9
 
 
 @SLOW
