@@ -1,4 +1,4 @@
-"""How many machines, or of what else a scenario counts, let enough requests keep their limits."""
+"""Finds how many machines, or whatever else a scenario counts, let enough requests keep their limits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable
 from kvferry.analysis.capacity import Capacity, Trial, least_count
 from kvferry.analysis.capacity import trial as carried_out
 from kvferry.api.scenario import Settings, Source, load, overrides_of
-from kvferry.pipelines.run import run_scenario
-from kvferry.scenarios.loader import dump_scenario
+from kvferry.pipelines.run import run_whole
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -44,13 +43,12 @@ def capacity(
     asked = overrides_of(settings)
 
     def scenarios(count: int) -> list[Scenario]:
-        text = source if not isinstance(source, Scenario) else dump_scenario(source)
         return [
-            load(text, [*asked, f"{least}={count}", f"seed={seed}"]) for seed in range(base.seed, base.seed + seeds)
+            load(source, [*asked, f"{least}={count}", f"seed={seed}"]) for seed in range(base.seed, base.seed + seeds)
         ]
 
     def trial_of(count: int) -> Trial:
-        found = carried_out(count, scenarios(count), run_scenario)
+        found = carried_out(count, scenarios(count), run_whole)
         tried(found)
         return found
 
