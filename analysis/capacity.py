@@ -1,4 +1,4 @@
-"""How many of something a service needs: the least count with which enough requests keep their limits."""
+"""Finds the least count, of machines say, with which enough requests keep their limits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 
 # Figures of a trial that are medians over its seeds.
 _FIGURES = ("slo_attainment", "ttft_p95_s", "tpot_p95_s", "throughput_tokens_per_s", "goodput_requests_per_s")
-# Of requests that the cloud had a part in, what it takes them without any wait.
+# The cloud's prefill of a request, without the wait for it.
 _PROMPT = "cloud_prefill_s"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a count, medians over the seeds. ``attainment``: the share of requests within the SLO; 0 where a run
-    did not end well, and then `why` says so. ``machines``: how many stand in the cloud, by kind, and ``busy``: which
-    share of the time their busiest processor worked. ``machine_s``: the cloud's machine-seconds of a request.
-    ``prompt_p95_s``: the 95th percentile of the cloud's prefill alone, waits within an instance included."""
+    """Holds what came of a count, medians over the seeds.
+
+    ``attainment``: the share of requests within the SLO; 0 where a run did not end well, and then `why` says so.
+    ``machines``: how many stand in the cloud, by kind, and ``busy``: which share of the time their busiest processor
+    worked. ``machine_s``: the cloud's machine-seconds of a request. ``prompt_p95_s``: the 95th percentile of the
+    cloud's prefill alone, waits within an instance included.
+    """
 
     count: int
     attainment: float
@@ -156,13 +159,16 @@ def trial(count: int, scenarios: Sequence[Scenario], run: Callable[[Scenario], R
 def _machines(run: Run) -> dict[str, tuple[int, float]]:
     """Returns how many machines of each kind there are beside the device, and the share of the run in which the busiest
     processor of each worked, on average."""
+    busy_s: dict[str, float] = {}
+    for (resource, _), seconds in run.tally.busy_s.items():
+        busy_s[resource] = busy_s.get(resource, 0.0) + seconds
+    most_s: dict[str, float] = {}
+    for resource, seconds in busy_s.items():
+        name = resource.rpartition("/")[0]
+        most_s[name] = max(most_s.get(name, 0.0), seconds)
     kinds: dict[str, list[float]] = {}
     for name in run.machines:
-        busy_s: dict[str, float] = {}
-        for (resource, _), seconds in run.tally.busy_s.items():
-            if resource.startswith(f"{name}/"):
-                busy_s[resource] = busy_s.get(resource, 0.0) + seconds
-        share = max(busy_s.values(), default=0.0) / run.duration_s if run.duration_s else 0.0
+        share = most_s.get(name, 0.0) / run.duration_s if run.duration_s else 0.0
         kinds.setdefault(name.partition(".")[0], []).append(share)
     return {kind: (len(shares), float(np.mean(shares))) for kind, shares in kinds.items()}
 

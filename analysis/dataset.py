@@ -22,7 +22,7 @@ MEASURED = "measured."
 _FIRST = ("key", "outcome", "why", VARIANT, "name", "backend", "system", "seed", "coupling", "measure")
 _PROFILES = ("device.", "model.")
 _LAST = ("version",)
-# Where rows go that others take the place of.
+# Holds the rows that rows of another version have replaced.
 EARLIER = "earlier.parquet"
 _ALWAYS = ("key", "outcome", "why", "version")
 

@@ -22,8 +22,8 @@ _RATE_ENDING = re.compile(r"(?<!bytes)_per_s$")
 
 
 class ObjectiveSpec(Spec):
-    """A metric, and which way is better; for most metrics that goes without saying. A setting of the space that is a
-    number counts as one, too: how many machines, how much memory."""
+    """Names a metric, and which way is better: for most metrics that is known. It may name a setting of the space
+    instead, if that is a number: how many machines, how much memory."""
 
     metric: str
     better: Literal["low", "high"] | None = None

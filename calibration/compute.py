@@ -1,8 +1,7 @@
 """Seconds that ops of a model session take on the idle device, by context, tokens and attended blocks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -117,22 +116,12 @@ def peaks(rig: Rig) -> list[Measurement]:
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     copied = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     into = torch.empty_like(copied)
-    flop = [2 * size**3 / s for s in _timed(rig, lambda: left @ right)]
-    moved = [2 * copied.nbytes / s for s in _timed(rig, lambda: into.copy_(copied))]
+    flop = [2 * size**3 / s for s in rig.seconds_of(lambda: left @ right, least=3)]
+    moved = [2 * copied.nbytes / s for s in rig.seconds_of(lambda: into.copy_(copied), least=3)]
     return [
         Measurement(what="matrix_product", unit="flop/s", values=tuple(flop), at={"rows": float(size)}),
         Measurement(what="memory_copy", unit="byte/s", values=tuple(moved), at={"bytes": float(copied.nbytes)}),
     ]
-
-
-def _timed(rig: Rig, work: Callable[[], object]) -> tuple[float, ...]:
-    def once() -> list[float]:
-        began_s = perf_counter()
-        work()
-        rig.settle()
-        return [perf_counter() - began_s]
-
-    return repeated(once, least=3, seconds=rig.settings.point_s / rig.settings.passes)
 
 
 def _flat(rows: np.ndarray) -> tuple[float, ...]:

@@ -6,13 +6,12 @@ sizes, and which share of an op is the engine's.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from kvferry.calibration.measured_model import Rig
-from kvferry.calibration.measurement import Measurement, repeated
+from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.task import Task
 
 # Rows that rank for themselves, and scores of each: a layer of one sequence and of many, a short and a long context.
@@ -41,7 +40,7 @@ def ranking(rig: Rig, rows: int, scores: int) -> list[Measurement]:
     """Softmax in single precision and top-k, as engines choose KV."""
     of = torch.randn(rows, scores, device=rig.model.device).to(rig.model.dtype)
     chosen = min(_CHOSEN, scores // 2)
-    values = _seconds(rig, lambda: torch.topk(torch.softmax(of.float(), -1), chosen, sorted=False))
+    values = rig.seconds_of(lambda: torch.topk(torch.softmax(of.float(), -1), chosen, sorted=False))
     return [Measurement(what="rank", unit="s", values=values, at={"rows": rows, "scores": scores})]
 
 
@@ -51,7 +50,7 @@ def scoring(rig: Rig) -> list[Measurement]:
     batch = 8 if rig.on_cuda else 1
     query = _noise(rig, batch, spec.kv_heads, 1, spec.head_dim)
     key = _noise(rig, batch, spec.kv_heads, keys, spec.head_dim)
-    values = _seconds(rig, lambda: query @ key.mT)
+    values = rig.seconds_of(lambda: query @ key.mT)
     return [Measurement(what="scoring", unit="s", values=values, at={"bytes": float(key.nbytes)})]
 
 
@@ -61,7 +60,7 @@ def gathering(rig: Rig) -> list[Measurement]:
     total = 2**22 if rig.settings.quick or not rig.on_cuda else 2**27
     source = _noise(rig, total // (spec.head_dim * rig.model.dtype.itemsize), spec.head_dim)
     chosen = torch.randperm(len(source), device=rig.model.device)[: len(source) // 8].sort().values
-    values = _seconds(rig, lambda: source.index_select(0, chosen))
+    values = rig.seconds_of(lambda: source.index_select(0, chosen))
     moved = 2.0 * len(chosen) * source[0].nbytes
     return [Measurement(what="gather", unit="s", values=values, at={"bytes": moved})]
 
@@ -83,7 +82,7 @@ def launches(rig: Rig) -> list[Measurement]:
 
     found = {"launch": lambda: one.add_(0), "head_norm": norm}
     return [
-        Measurement(what=what, unit="s", values=tuple(s / _LAUNCHES for s in _seconds(rig, partial(many, call))))
+        Measurement(what=what, unit="s", values=tuple(s / _LAUNCHES for s in rig.seconds_of(partial(many, call))))
         for what, call in found.items()
     ]
 
@@ -95,8 +94,8 @@ def copies(rig: Rig) -> list[Measurement]:
         there = torch.zeros(n_bytes, dtype=torch.uint8, device=rig.model.device)
         for kind, pinned in (("pinned", True), ("pageable", False)):
             here = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=pinned)
-            to_device = _seconds(rig, partial(there.copy_, here, non_blocking=pinned))
-            to_host = _seconds(rig, partial(here.copy_, there, non_blocking=pinned))
+            to_device = rig.seconds_of(partial(there.copy_, here, non_blocking=pinned))
+            to_host = rig.seconds_of(partial(here.copy_, there, non_blocking=pinned))
             at = {"bytes": float(n_bytes)}
             found += [
                 Measurement(what=f"copy to the device, {kind}", unit="s", values=to_device, at=at),
@@ -114,8 +113,7 @@ def pieces(rig: Rig) -> list[Measurement]:
         chosen = torch.randperm(len(source))[: total // piece_bytes].sort().values
         together = torch.empty(len(chosen), piece_bytes // 8, dtype=torch.int64, pin_memory=True)
         there = torch.empty(together.shape, dtype=torch.int64, device=rig.model.device)
-
-        values = _seconds(rig, partial(_brought, source, chosen, together, there))
+        values = rig.seconds_of(partial(_brought, source, chosen, together, there))
         at = {"piece_bytes": float(piece_bytes), "bytes": float(total)}
         found.append(Measurement(what="pieces to the device", unit="s", values=values, at=at))
     return found
@@ -128,15 +126,3 @@ def _brought(source: torch.Tensor, chosen: torch.Tensor, together: torch.Tensor,
 
 def _noise(rig: Rig, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, device=rig.model.device, dtype=rig.model.dtype)
-
-
-def _seconds(rig: Rig, call: Callable[[], Any]) -> tuple[float, ...]:
-    """Seconds of the call until the device is done."""
-
-    def once() -> list[float]:
-        began_s = perf_counter()
-        call()
-        rig.settle()
-        return [perf_counter() - began_s]
-
-    return repeated(once, least=5, seconds=rig.settings.point_s / rig.settings.passes)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from transformers import PreTrainedModel
@@ -12,6 +13,7 @@ from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.engine.stream import Stream, streams_of
 from kvferry.backends.live.loading.runner import Prompt, SessionRunner
 from kvferry.calibration.masks import drawn_masks
+from kvferry.calibration.measurement import repeated
 from kvferry.calibration.settings import Settings
 from kvferry.machine.ops import Op
 from kvferry.model.attention import Attention, BlockSparse, dense
@@ -62,6 +64,17 @@ class Rig:
         """Wait until the device has done what was launched."""
         if self.on_cuda:
             torch.cuda.synchronize(self.settings.device)
+
+    def seconds_of(self, call: Callable[[], object], least: int = 5) -> tuple[float, ...]:
+        """Returns the seconds of the call until the device is done, of at least so many repetitions."""
+
+        def once() -> list[float]:
+            began_s = perf_counter()
+            call()
+            self.settle()
+            return [perf_counter() - began_s]
+
+        return repeated(once, least=least, seconds=self.settings.point_s / self.settings.passes)
 
     def context(self, tokens: int, seed: int = 0) -> tuple[int, ...]:
         """Random token ids: the time of an op does not depend on them."""

@@ -1,4 +1,4 @@
-"""Slips that newcomers made, and the line that each is told: it says what to type."""
+"""Mistakes that newcomers made: the message says what to type instead."""
 
 from pathlib import Path
 
