@@ -1,5 +1,6 @@
 """(i): how to have a composition today: the flags of an engine that does it, or else the parts that none has."""
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
@@ -16,6 +17,7 @@ from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.specs.base import Spec
 
 _USUAL_CHUNK = 2048
+_VARIABLE = re.compile(r"[A-Z_]+=")
 # Whose prototype a part is, where no engine has it: by the systems whose paper's table they stand in.
 _PROTOTYPES = {
     **dict.fromkeys(("sparkv",), "SparKV's prototype"),
@@ -33,14 +35,14 @@ _PROTOTYPES = {
 
 
 class EngineFlags(Spec):
-    """What an engine does, by the flags of its command."""
+    """What an engine does, by the flags of its command, and by variables of its environment."""
 
     source: str
     command: str
-    decodes: dict[str, str]
-    loads: dict[str, str]
-    keeps: dict[str, str]
-    kv_bits: dict[float, str] = Field(default_factory=dict)
+    decodes: dict[str, tuple[str, ...]]
+    loads: dict[str, tuple[str, ...]]
+    keeps: dict[str, tuple[str, ...]]
+    kv_bits: dict[float, tuple[str, ...]] = Field(default_factory=dict)
     chunk: str
 
     def lacks(self, one: Composition) -> list[str]:
@@ -53,12 +55,13 @@ class EngineFlags(Spec):
         )
 
     def line(self, one: Composition, model: str, context: int) -> str:
-        """Returns the command of a composition."""
-        flags = [self.command, self.decodes[one.decode], self.kv_bits.get(one.kv_bits, "")]
+        """Returns the command of a composition, each flag once."""
+        flags = [*self.decodes[one.decode], *self.kv_bits.get(one.kv_bits, ())]
         flags += [self.chunk] if one.prefill_chunk != _USUAL_CHUNK else []
-        flags += [self.keeps[one.keep], self.loads[one.load]]
-        said = " ".join(flag for flag in dict.fromkeys(flags) if flag)
-        return said.format(model=model, context=context, chunk=one.prefill_chunk)
+        flags += [*self.keeps[one.keep], *self.loads[one.load]]
+        environment = [flag for flag in flags if _VARIABLE.match(flag)]
+        words = [*environment, self.command, *(flag for flag in flags if flag not in environment)]
+        return " ".join(dict.fromkeys(words)).format(model=model, context=context, chunk=one.prefill_chunk)
 
 
 @lru_cache(maxsize=1)

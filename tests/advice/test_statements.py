@@ -86,8 +86,12 @@ def test_an_engine_gives_its_flags_or_what_it_lacks(question: Question) -> None:
     lacking, nearest = today(question, [trial(5.0, decode="kvswap", away="storage"), trial(6.0)]).lines
     assert "no engine has kvswap" in lacking and "KVSwap's prototype" in lacking
     assert nearest.startswith("nearest that one has (+20 %): llama-server")
-    disk = engines()["vllm"].line(Composition(keep="memory-flash"), "m", 4096)
-    assert '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}' in disk and "LMCACHE_LOCAL_DISK" in disk
+    both = engines()["vllm"].line(Composition(keep="memory-flash", load="cachegen"), "m", 4096)
+    connector = """--kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'"""
+    disk = "LMCACHE_LOCAL_DISK=file:///DIR/ LMCACHE_MAX_LOCAL_DISK_SIZE=GIB"
+    remote = "LMCACHE_REMOTE_URL=lm://HOST:PORT LMCACHE_REMOTE_SERDE=cachegen"
+    # Once, though both parts need it; variables in front, so that a shell takes the line.
+    assert both == f"{disk} {remote} vllm serve m --max-model-len 4096 {connector}"
 
 
 def test_the_number_that_changes_the_choice_is_measured_first(question: Question) -> None:
