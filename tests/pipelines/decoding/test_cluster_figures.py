@@ -49,6 +49,14 @@ def test_layouts_differ_as_they_should() -> None:
     assert pairs["space_overhead"] > packed["space_overhead"]
 
 
+def test_bytes_that_cuts_read_are_whole_entries_of_keys_and_values() -> None:
+    """A vector of keys and one of values per head and layer, as the tiny model has them."""
+    wanted = scenario("sequence-order")
+    read_bytes, model = figures("sequence-order")["cut_read_bytes"], wanted.model
+    entry_bytes = 2 * model.head_dim * model.kv_value_bytes
+    assert read_bytes >= entry_bytes and read_bytes % entry_bytes == 0
+
+
 def test_page_buffers_write_less() -> None:
     pages = {"page": "1 KiB"}
     without, with_buffers = (figures("dual-head", **pages, page_buffers=buffers, hot_steps=64) for buffers in (0, 2))

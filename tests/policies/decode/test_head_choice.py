@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tiny import tiny_model
 
 from kvferry.policies.decode.head_choice import attention_kind, choosing_heads, group_weights
+from kvferry.policies.decode.key_index import TokenKeys, selector_by
 from kvferry.policies.decode.retrieval_head import RetrievalHead
 from kvferry.policies.decode.room import Room
 from kvferry.specs.model import ModelSpec
@@ -48,6 +49,14 @@ def test_a_retrieval_head_chooses_by_them(kind: str) -> None:
     assert found is not None
     assert found.spec.heads == len(EXPECTED[kind])
     assert RetrievalHead(selected_tokens=2, per_head=False).spec(room, 4).heads == 1
+
+
+def test_an_index_of_keys_takes_each_key_once() -> None:
+    """4 blocks of 16 tokens in each of 3 layers, keys of 2 heads by 8 values of 2 bytes: 4 * 16 * 3 * 16 * 2."""
+    model = tiny_model(layers=3, kv_heads=2, head_dim=8, kv_value_bytes=2)
+    room = Room(model=model, block_tokens=16, context=64, output=0, budget_bytes=1e6, grows=False)
+    found = selector_by("keys", TokenKeys)(selected_tokens=2).index(room, 0.0)
+    assert found is not None and found.n_bytes == room.blocks * 16 * 3 * 16 * 2
 
 
 def test_head_counts_that_do_not_fit_are_refused() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvferry.policies.loading.hybrid import Hybrid, true_split, uniform_split
+from kvferry.policies.loading.hybrid import Hybrid, Variant, true_split, uniform_split
 from kvferry.policies.loading.loader import Loader, LoadFacts
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -76,6 +76,14 @@ def test_two_pointers_meet_within_a_chunk() -> None:
     assert computes(hybrid, load, 3) == [(0,), (1,), (2,)]
     assert streams(hybrid, load, 2) == [(3,), None]
     assert computes(hybrid, load, 1) == [None]
+
+
+@pytest.mark.parametrize("variant", ["two-pointer", "whole-chunk"])
+def test_a_link_without_a_processor_streams_everything_and_stops(variant: Variant) -> None:
+    load = square(2)
+    hybrid = Hybrid(variant)
+    hybrid.start(load, FACTS)
+    assert streams(hybrid, load, 6) == [(3,), (2,), (1,), (0,), None, None]
 
 
 def test_whole_chunks_belong_to_the_path_that_took_them_first() -> None:
