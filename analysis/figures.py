@@ -173,6 +173,9 @@ FIGURES: dict[str, Figure] = {
     "cloud_latency_s": Figure(
         "slot held for", "low", "from a slot to the last token of a request; mean over those served"
     ),
+    "cloud_prefix_share": Figure(
+        "prompts found in cache", None, "tokens of prompts whose KV an instance had kept, of all (prefix caching)"
+    ),
     "cloud_batch": Figure("decoding together", None, "requests in a step of an instance of the cloud; mean"),
     "prepared_mean_s": Figure("device prepares", "low", "before anything leaves it; mean, as the parts below"),
     "answered_mean_s": Figure("the cloud answers", "low", "from asking until its first token is there"),

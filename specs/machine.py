@@ -1,16 +1,17 @@
 """Further machines of a scenario beside its device: other devices, a cloud."""
 
 import re
+from itertools import pairwise
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from kvferry.specs.base import Part
+from kvferry.specs.base import BadKey, Part
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.live import RealModel
 from kvferry.specs.model import ModelSpec
-from kvferry.specs.units import Count
+from kvferry.specs.units import Count, Seconds
 
 # The machine that a scenario's `device`, `model` and `link` describe.
 DEVICE = "device"
@@ -40,6 +41,17 @@ def device_name(n: int) -> str:
     return f"{DEVICE}.{n}" if n else DEVICE
 
 
+class DownSpec(Part):
+    """A machine is down from start until start + duration, on the run's clock. What it had in hand is lost."""
+
+    # When it goes down, on the run's clock.
+    start_s: Seconds
+    # How long it is down.
+    duration_s: Seconds = Field(gt=0)
+    # The number of the machine in its group. None: all of the group together.
+    instance: Annotated[Count, Field(ge=0, lt=MOST_MACHINES)] | None = None
+
+
 class MachineSpec(Part):
     """A machine, or `count` equal ones, with which the device talks over channels."""
 
@@ -53,6 +65,23 @@ class MachineSpec(Part):
     count: Annotated[Count, Field(ge=1, le=MOST_MACHINES)] | None = None
     # How it is made real. None: as the scenario's device.
     live: RealModel | None = None
+    # When it, or one of its group, is down.
+    outages: tuple[DownSpec, ...] = Field(default=(), max_length=1000)
+
+    @model_validator(mode="after")
+    def _outages_in_order(self) -> "MachineSpec":
+        for one in self.outages:
+            if one.instance is not None and one.instance >= (self.count or 1):
+                raise BadKey("outages", f"name instance {one.instance}; the group has {self.count or 1}, from 0 on")
+        for number in range(len(self.instances(""))) if self.outages else ():
+            of = self.down(number)
+            if any(after.start_s < before.start_s + before.duration_s for before, after in pairwise(of)):
+                raise BadKey("outages", "overlap or are out of order; list them by start, one after the other")
+        return self
+
+    def down(self, number: int) -> tuple[DownSpec, ...]:
+        """Returns when the machine of this number in its group is down."""
+        return tuple(one for one in self.outages if one.instance in (None, number))
 
     def instances(self, name: str) -> tuple[str, ...]:
         """The names of its machines, where it stands under `name` in the scenario."""

@@ -117,7 +117,7 @@ class Admission:
                 never: list[Refused] = never,
             ) -> bool:
                 instance = self._instances[number]
-                if not instance.bears(wanted.tokens):
+                if not instance.is_up or not instance.bears(wanted.tokens):
                     return False
                 if wanted.back is not None:
                     leases[number] = wanted.back.lease

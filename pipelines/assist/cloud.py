@@ -17,11 +17,13 @@ from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.admission import Admission, Place
-from kvferry.pipelines.assist.instance import Instance, Prompt, Turn
+from kvferry.pipelines.assist.in_hand import Down, Prompt, Turn
+from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots
 from kvferry.specs.assist import AssistSpec
+from kvferry.specs.machine import DownSpec
 
 # Called with the seconds that a request waited for a slot, and those of its prefill and refinement.
 Tell = Callable[[float, float, float], None]
@@ -64,7 +66,10 @@ class Cloud:
     What a device has asked for ends with its channel: its prompt behind the piece that is under way, its turn behind
     the step.
 
-    Left out: preemption, and prefixes shared between requests.
+    An instance that is down loses what it has in hand: devices are told, and go on by themselves. Others get its
+    requests meanwhile; the load balancer stays up.
+
+    Left out: preemption.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Cloud:
         self._front, self._prefilling, self._decoding = front, prefilling, decoding
         self._apart = not set(prefilling) & set(decoding)
         self._admission = Admission(front.env, decoding, serving)
-        self._workload = workload
+        self._workload, self._serving = workload, serving
         # What a device's request is called here, where devices of several runs number theirs alike.
         self._numbers = numbers
         # What it takes from devices that it does not know.
@@ -89,6 +94,8 @@ class Cloud:
         self.held_s = 0.0
         self.served = 0
         self.served_by_s = 0.0
+        # Tokens of all prompts, and of them those whose KV was there already.
+        self.prompt_tokens = self.known_tokens = 0
         # It has died, as the workload's fault has it.
         self._gone = False
 
@@ -101,6 +108,16 @@ class Cloud:
         """Requests that decoded together, in the mean over all steps; 0 without any."""
         steps = sum(one.steps for one in self._decoding)
         return sum(one.decoded for one in self._decoding) / steps if steps else 0.0
+
+    def goes_down(self, instance: Instance, outages: Sequence[DownSpec]) -> Process:
+        """Has an instance be down when `outages` say so, which are in order."""
+        for one in outages:
+            until_s = one.start_s + one.duration_s
+            yield at(self._front.env, one.start_s)
+            instance.go_down(until_s)
+            yield at(self._front.env, until_s)
+            instance.come_up()
+            self._admission.admit()
 
     def serve(self, device: str, tell: Tell) -> Generator[simpy.Event, Any, bool]:
         """One request of a device, from its prompt to the last token that it is to get. Returns whether there was one:
@@ -130,6 +147,9 @@ class Cloud:
         except (ChannelBroken, simpy.Interrupt):
             # Nobody is left to hear of it.
             return False
+        except Down as error:
+            with suppress(RuntimeError):
+                channel.send(failure(message, error), self._workload.handling.answer_token_bytes)
         except Exception as error:
             with suppress(RuntimeError):
                 channel.send(failure(message, error), self._workload.handling.answer_token_bytes)
@@ -175,6 +195,8 @@ class Cloud:
         placed_s = began_s if place is None or not self._apart else env.now
         moved = self._moved(held.prompt, context, place)
         mask: str | None = None if refining is None else (yield refining)
+        if place is not None and held.prompt.is_lost and (moved is None or not moved.processed):
+            raise Down("an instance has been down, and the prompt's KV is lost")
         turn, kept_s = None, self._decoding[0].kept_s(context + tokens)
         if place is not None and asked["pace_s"] is not None and not asked["drafts"]:
             if moved is not None:
@@ -198,7 +220,12 @@ class Cloud:
         elif place is not None:
             turn = held.turn = turn or place.instance.decode(request, context, tokens - 1, None)
             stream = channel.stream(handling.answer_token_bytes)
-            yield turn.into(stream, None if breaks is None else breaks.tokens - 1)
+            try:
+                yield turn.into(stream, None if breaks is None else breaks.tokens - 1)
+            except Down:
+                # The device shows what it was sent.
+                stream.end()
+                raise
             if breaks is None or breaks.tokens >= tokens:
                 stream.end()
             elif breaks.what == "dies":
@@ -233,7 +260,8 @@ class Cloud:
         self, asked: Message, held: "_Held", prompt: int, place: Place | None
     ) -> Generator[simpy.Event, Any, str | None]:
         """Returns the first token, once the prompt's KV is there. `place`: where there is memory for it already."""
-        instance = min(self._prefilling, key=lambda one: one.prefilling) if place is None else place.instance
+        up = [one for one in self._prefilling if one.is_up] or self._prefilling
+        instance = min(up, key=lambda one: one.prefilling) if place is None else place.instance
         assert held.request is not None
         instance.prefilling += prompt
         try:
@@ -242,9 +270,16 @@ class Cloud:
                 instance.lora, instance.scene = instance.machine.move(lora, "host", "device"), asked["scene"]
             if instance.lora is not None:
                 yield instance.lora
-            known = asked.get("known", 0)
-            held.prompt = instance.prefill(held.request, prompt, has_memory=place is not None, before=known)
+            known, scene, beginning = asked.get("known", 0), asked["scene"], self._workload.beginning
+            caches = self._serving.prefix_caching and beginning > 0 and not known
+            shared = beginning if caches and instance.has_beginning(scene) else 0
+            held.prompt = instance.prefill(
+                held.request, prompt - shared, has_memory=place is not None, before=known + shared
+            )
             first: str | None = yield held.prompt.done
+            if caches:
+                instance.keep_beginning(scene, beginning)
+            self.prompt_tokens, self.known_tokens = self.prompt_tokens + prompt, self.known_tokens + shared
         finally:
             instance.prefilling -= prompt
         return first

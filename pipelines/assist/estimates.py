@@ -190,9 +190,12 @@ class Estimates:
             least = min(least, self._window / prompt)
         refined = max(1, round(least * prompt))
         sent = behind.here + prompt - behind.there
+        cached = workload.beginning if self._serving.prefix_caching and not behind.there else 0
         sent_s = _sent_s(sent * handling.prompt_token_bytes, link.up or link) + _sent_s(response_bytes, link)
         priced_s = {
-            f"the cloud's prefill of {sent:,} tokens": self.prefilling.prefill_s(sent, self._serving, behind.there),
+            f"the cloud's prefill of {sent:,} tokens": self.prefilling.prefill_s(
+                sent - cached, self._serving, behind.there + cached
+            ),
             f"the device's prefill of {refined:,} tokens": self.prefill_s(refined, behind.here),
             # Of one request: how many others share a step is not known beforehand. What the cloud keeps with all of
             # them counts in what devices promise.

@@ -2,120 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
 
-import simpy
-
-from kvferry.machine.channel import MessageStream
 from kvferry.machine.handles import Batch
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.estimates import CONTEXT_STEP, Prices
+from kvferry.pipelines.assist.in_hand import Down, Prompt, Turn
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.serving import Serving
 from kvferry.specs.errors import OutOfMemory
-
-
-class Turn:
-    """A request that an instance decodes for. ``sends_s``: when the token before may be sent, so that these follow it
-    at their pace. ``done`` fires when the last one is there."""
-
-    __slots__ = (
-        "_early",
-        "_left",
-        "_sent",
-        "_stream",
-        "context",
-        "done",
-        "due_s",
-        "instance",
-        "pace_s",
-        "request",
-        "sends_s",
-        "tokens",
-        "until",
-    )
-
-    def __init__(
-        self, instance: Instance, request: int, context: int, tokens: int, pace_s: float | None, sends_s: float
-    ) -> None:
-        self.instance, self.request, self.context, self.tokens, self.sends_s = (
-            instance, request, context, tokens, sends_s,
-        )  # fmt: skip
-        self.done: simpy.Event = instance.machine.env.event()
-        # Nobody is promised a pace that nobody asked for.
-        self.pace_s = math.inf if pace_s is None else pace_s
-        # When the next token is to be there.
-        self.due_s = sends_s + self.pace_s
-        # The number of its last step, once it has joined.
-        self.until = 0
-        self._stream: MessageStream | None = None
-        # Tokens that are there before their stream is.
-        self._early: list[str | None] = []
-        # Where not all are sent: how many are still to be, and what fires behind the last.
-        self._left = 0
-        self._sent: simpy.Event | None = None
-
-    def into(self, stream: MessageStream, most: int | None = None) -> simpy.Event:
-        """Send its tokens into this, or the first `most` of them; fires when the last one has been sent."""
-        self._stream = stream
-        if most is not None and most < self.tokens:
-            self._left, self._sent = most, self.done.env.event()
-            if not most:
-                self._sent.succeed()
-        early, self._early = self._early, []
-        for token in early:
-            self._send(token)
-        return self._sent or self.done
-
-    def _send(self, token: str | None) -> None:
-        assert self._stream is not None
-        if self._sent is None:
-            self._stream.put(token)
-        elif self._left:
-            self._stream.put(token)
-            self._left -= 1
-            if not self._left:
-                self._sent.succeed()
-
-    def fail(self, error: Exception) -> None:
-        """There will be no further tokens."""
-        for event in (self.done, self._sent):
-            if event is not None and not event.triggered:
-                # Nobody may be waiting for it yet.
-                event.fail(error)
-                event.defused = True
-
-    def put(self, token: str | None) -> None:
-        """Another token is there; None: a modelled one, which says nothing."""
-        self.due_s += self.pace_s
-        if self._stream is None:
-            self._early.append(token)
-        else:
-            self._send(token)
-
-
-class Prompt:
-    """A prompt that an instance prefills. ``done`` fires with the token that follows, once its KV is there."""
-
-    __slots__ = ("before", "done", "has_memory", "instance", "lease", "left", "request")
-
-    def __init__(self, instance: Instance, request: int, tokens: int, has_memory: bool, before: int) -> None:
-        self.instance, self.request, self.before, self.left = instance, request, before, tokens
-        self.done: simpy.Event = instance.machine.env.event()
-        # Whether there is memory for its KV, and what of it is its own.
-        self.has_memory = has_memory
-        self.lease: Lease | None = None
-
-    def free(self) -> None:
-        """Its KV is no longer needed here. Freeing twice is harmless."""
-        lease, self.lease = self.lease, None
-        if lease is not None:
-            self.instance.free(lease)
 
 
 class Instance:
@@ -139,6 +38,11 @@ class Instance:
         # Steps, and tokens of all of them.
         self.steps = 0
         self.decoded = 0
+        # Memory of the KV of beginnings that prompts share, by scene, the least recently used first.
+        self._beginnings: dict[int, Lease] = {}
+        # Whether it works, and how often it has gone down.
+        self.is_up = True
+        self.outages = 0
         self._prices, self._serving, self._kept_tpot_s = prices, serving, kept_tpot_s
         self._kv_bytes_per_token = kv_bytes_per_token
         # Requests whose KV is here, or is to be.
@@ -171,8 +75,11 @@ class Instance:
         return self._leases > 0
 
     def reserve(self, tokens: int) -> Lease | Refused:
-        """Memory for the KV of this many tokens, which `free` gives back."""
+        """Memory for the KV of this many tokens, which `free` gives back. Beginnings that are kept make room."""
         lease = self.machine.memory.reserve(self.kv_bytes(tokens), "kv")
+        while isinstance(lease, Refused) and self._beginnings:
+            self._beginnings.pop(next(iter(self._beginnings))).release()
+            lease = self.machine.memory.reserve(self.kv_bytes(tokens), "kv")
         self._leases += not isinstance(lease, Refused)
         return lease
 
@@ -182,6 +89,19 @@ class Instance:
         if self._prompts:
             # One of them may have waited for it.
             self._wake()
+
+    def has_beginning(self, scene: int) -> bool:
+        """Whether the KV of what prompts of this scene begin with is here."""
+        if (lease := self._beginnings.pop(scene, None)) is not None:
+            self._beginnings[scene] = lease
+        return lease is not None
+
+    def keep_beginning(self, scene: int, tokens: int) -> None:
+        """Keep a copy of its KV, which a prompt has brought, where there is memory for it."""
+        if scene not in self._beginnings:
+            lease = self.machine.memory.reserve(self.kv_bytes(tokens), "kv")
+            if not isinstance(lease, Refused):
+                self._beginnings[scene] = lease
 
     # --- who holds a slot ----------------------------------------------------------------------------------------
 
@@ -228,12 +148,35 @@ class Instance:
         self._dropped.append(work)
         self._wake()
 
+    def go_down(self, until_s: float) -> None:
+        """All that it has in hand fails with Down; what comes until `come_up` waits. A piece or step under way ends,
+        for nothing."""
+        self.is_up, self.outages = False, self.outages + 1
+        down = Down(f"an instance is down until {until_s:g} s, and what it had in hand is lost")
+        for prompt in (self._prompt, *self._prompts):
+            if prompt is not None:
+                prompt.done.fail(down)
+                # Nobody may be waiting for it any more.
+                prompt.done.defused = True
+        for turn in (*self._running, *self._joining):
+            turn.fail(down)
+        self._prompt, self._running, self._together, self._context = None, [], None, 0
+        self._prompts.clear()
+        self._joining.clear()
+        self.lora, self.scene = None, 0
+        while self._beginnings:
+            self._beginnings.popitem()[1].release()
+
+    def come_up(self) -> None:
+        self.is_up = True
+        self._wake()
+
     def _longest_step_s(self) -> float:
         """Of a step with any of those who hold a slot."""
         return max(self._kept_tpot_s, self._prices.most_step_s(self._held, self._held_tokens))
 
     def _wake(self) -> None:
-        if self._idle:
+        if self._idle and self.is_up:
             self._idle = False
             self.machine.env.process(self._work())
 
@@ -241,6 +184,8 @@ class Instance:
         stepped = True
         while True:
             self._let_go()
+            if not self.is_up:
+                break
             for turn in self._joining:
                 turn.until = self.steps + turn.tokens
                 self._running.append(turn)
@@ -256,7 +201,8 @@ class Instance:
                 except Exception as error:
                     # The fault of one request is not the end of the others.
                     self._prompt = None
-                    prompt.done.fail(error)
+                    if not prompt.is_lost:
+                        prompt.done.fail(error)
                 else:
                     self._prefilled(prompt, int(piece.tokens), token)
             elif self._running:
@@ -338,7 +284,7 @@ class Instance:
 
     def _prefilled(self, prompt: Prompt, tokens: int, token: str | None) -> None:
         prompt.left, prompt.before = prompt.left - tokens, prompt.before + tokens
-        if not prompt.left:
+        if not prompt.left and not prompt.is_lost:
             self._prompt = None
             prompt.done.succeed(token)
 

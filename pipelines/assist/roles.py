@@ -45,7 +45,7 @@ class Roles:
             for names, prices in ((self.prefilling, estimates.prefilling), (self.decoding, estimates.decoding))
             for name in names
         }
-        return Cloud(
+        cloud = Cloud(
             machines[self.prefilling[0]],
             [instances[name] for name in self.prefilling],
             [instances[name] for name in self.decoding],
@@ -54,6 +54,11 @@ class Roles:
             numbers,
             serves,
         )
+        for group, spec in self._scenario.machines.items():
+            for number, name in enumerate(spec.instances(group)):
+                if name in instances and (outages := spec.down(number)):
+                    machines[name].env.process(cloud.goes_down(instances[name], outages))
+        return cloud
 
 
 def serve(cloud: Cloud, machine: Machine, story: Story) -> simpy.Process:

@@ -35,6 +35,7 @@ def serving_of(
     tpot_s: Annotated[float, Field(gt=0)] | None = None,
     chunk_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = 2048,
     alone_tokens: Annotated[int, Field(ge=16, le=1_000_000)] = 8192,
+    prefix_caching: bool = False,
 ) -> None:
     """What a scenario may say of `serving`."""
 

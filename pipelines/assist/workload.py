@@ -76,6 +76,9 @@ class Assist:
         if fault is not None and fault.what == "stalls" and waits:
             what = "stalls would be waited for without end, as policies.assist.patience is null; say how long"
             yield Complaint(("workload", "fault", "what"), what)
+        if system.serving.prefix_caching and scenario.backend != "sim":
+            what = f"is modelled alone: with backend {scenario.backend} prompts begin differently"
+            yield Complaint(("policies", "serving", "prefix_caching"), what)
         if scenario.load is not None:
             yield Complaint(("load",), "is not known of these devices; leave it out", at_key=True)
 
@@ -191,12 +194,15 @@ class AssistFlow:
         if cloud is None or not cloud.served or not self._columns["arrival_s"]:
             return {}
         took_s = cloud.served_by_s - min(self._columns["arrival_s"])
-        return {
+        figures = {
             "cloud_throughput_requests_per_s": cloud.served / took_s,
             "slot_occupancy": cloud.held_s / (cloud.slots.all * took_s),
             "cloud_batch": cloud.batch,
             "cloud_latency_s": cloud.held_s / cloud.served,
         }
+        if self._system.serving.prefix_caching:
+            figures["cloud_prefix_share"] = cloud.known_tokens / cloud.prompt_tokens
+        return figures
 
     def _ended(self, story: Story) -> None:
         for name, of in _COLUMNS.items():

@@ -20,6 +20,9 @@ class Serving:
     least (chunked prefill), and no piece begins that would make a token later than a device was promised. None: whole
     prompts, whoever waits. `alone_tokens`: of the pieces where nobody decodes beside. Each costs a pass, and behind
     each a prompt is dropped whose device is gone; 8,192 is what vLLM takes together.
+
+    `prefix_caching`: instances keep the KV of the beginning that all prompts of a scene share, as long as memory is
+    left over, and prefill what follows it.
     """
 
     slots: int = 16
@@ -27,6 +30,7 @@ class Serving:
     tpot_s: float | None = None
     chunk_tokens: int | None = 2048
     alone_tokens: int = 8192
+    prefix_caching: bool = False
 
     def piece_tokens(self, left: int, beside: bool) -> int:
         """How many of a prompt's remaining tokens are prefilled together, beside others or alone."""

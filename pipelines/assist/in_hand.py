@@ -1,0 +1,123 @@
+"""What an instance of a cloud has in hand: prompts that it prefills, and turns of requests that it decodes for."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import simpy
+
+from kvferry.machine.channel import MessageStream
+from kvferry.machine.machine import Lease
+from kvferry.specs.errors import KvferryError
+
+if TYPE_CHECKING:
+    from kvferry.pipelines.assist.instance import Instance
+
+
+class Down(KvferryError):
+    """An instance is down, and what it had in hand is lost."""
+
+
+class Turn:
+    """A request that an instance decodes for. ``sends_s``: when the token before may be sent, so that these follow it
+    at their pace. ``done`` fires when the last one is there."""
+
+    __slots__ = (
+        "_early",
+        "_left",
+        "_sent",
+        "_stream",
+        "context",
+        "done",
+        "due_s",
+        "instance",
+        "pace_s",
+        "request",
+        "sends_s",
+        "tokens",
+        "until",
+    )
+
+    def __init__(
+        self, instance: Instance, request: int, context: int, tokens: int, pace_s: float | None, sends_s: float
+    ) -> None:
+        self.instance, self.request, self.context, self.tokens, self.sends_s = (
+            instance, request, context, tokens, sends_s,
+        )  # fmt: skip
+        self.done: simpy.Event = instance.machine.env.event()
+        # Nobody is promised a pace that nobody asked for.
+        self.pace_s = math.inf if pace_s is None else pace_s
+        # When the next token is to be there.
+        self.due_s = sends_s + self.pace_s
+        # The number of its last step, once it has joined.
+        self.until = 0
+        self._stream: MessageStream | None = None
+        # Tokens that are there before their stream is.
+        self._early: list[str | None] = []
+        # Where not all are sent: how many are still to be, and what fires behind the last.
+        self._left = 0
+        self._sent: simpy.Event | None = None
+
+    def into(self, stream: MessageStream, most: int | None = None) -> simpy.Event:
+        """Send its tokens into this, or the first `most` of them; fires when the last one has been sent."""
+        self._stream = stream
+        if most is not None and most < self.tokens:
+            self._left, self._sent = most, self.done.env.event()
+            if not most:
+                self._sent.succeed()
+        early, self._early = self._early, []
+        for token in early:
+            self._send(token)
+        return self._sent or self.done
+
+    def _send(self, token: str | None) -> None:
+        assert self._stream is not None
+        if self._sent is None:
+            self._stream.put(token)
+        elif self._left:
+            self._stream.put(token)
+            self._left -= 1
+            if not self._left:
+                self._sent.succeed()
+
+    def fail(self, error: Exception) -> None:
+        """There will be no further tokens."""
+        for event in (self.done, self._sent):
+            if event is not None and not event.triggered:
+                # Nobody may be waiting for it yet.
+                event.fail(error)
+                event.defused = True
+
+    def put(self, token: str | None) -> None:
+        """Another token is there; None: a modelled one, which says nothing."""
+        self.due_s += self.pace_s
+        if self._stream is None:
+            self._early.append(token)
+        else:
+            self._send(token)
+
+
+class Prompt:
+    """A prompt that an instance prefills. ``done`` fires with the token that follows, once its KV is there."""
+
+    __slots__ = ("_outages", "before", "done", "has_memory", "instance", "lease", "left", "request")
+
+    def __init__(self, instance: Instance, request: int, tokens: int, has_memory: bool, before: int) -> None:
+        self.instance, self.request, self.before, self.left = instance, request, before, tokens
+        self.done: simpy.Event = instance.machine.env.event()
+        # Whether there is memory for its KV, and what of it is its own.
+        self.has_memory = has_memory
+        self.lease: Lease | None = None
+        self._outages = instance.outages
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its instance has been down since it was asked for."""
+        return self.instance.outages > self._outages
+
+    def free(self) -> None:
+        """Its KV is no longer needed here. Freeing twice is harmless."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            self.instance.free(lease)
