@@ -72,13 +72,15 @@ class Advance(Op):
 @dataclass(frozen=True, slots=True)
 class Prefill(Op):
     """A prompt of `tokens` through all layers and the output head, with `context_tokens` of KV before it. `drafted`:
-    tokens (id, text) of an answer that stand so far, and those behind them that a device drafted for a cloud."""
+    tokens (id, text) of an answer that stand so far, and those behind them that a device drafted for a cloud. `batch`:
+    so many such prompts in one pass, of these lengths in the mean; modelled alone."""
 
     purpose: ClassVar[Purpose] = "prefill"
 
     tokens: Number
     context_tokens: Number
     drafted: tuple[Sequence[Any], Sequence[Any]] | None = field(default=None, compare=False)
+    batch: Number = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
@@ -52,6 +53,8 @@ class Instance:
         # Prompts that wait, and the one that is being prefilled.
         self._prompts: deque[Prompt] = deque()
         self._prompt: Prompt | None = None
+        # Others that end with the same pass.
+        self._with: list[Prompt] = []
         self._running: list[Turn] = []
         # Those who run, for a machine that really decodes; None: they have changed.
         self._together: Batch | None = None
@@ -153,7 +156,7 @@ class Instance:
         for nothing."""
         self.is_up, self.outages = False, self.outages + 1
         down = Down(f"an instance is down until {until_s:g} s, and what it had in hand is lost")
-        for prompt in (self._prompt, *self._prompts):
+        for prompt in (self._prompt, *self._with, *self._prompts):
             if prompt is not None:
                 prompt.done.fail(down)
                 # Nobody may be waiting for it any more.
@@ -196,8 +199,9 @@ class Instance:
             piece = None if prompt is None else self._piece(prompt, stepped)
             if prompt is not None and piece is not None:
                 stepped = False
+                self._with = self._beside(prompt, piece)
                 try:
-                    token = yield self._begun(piece, prompt.request)
+                    token = yield self._begun(_together(piece, self._with), prompt.request)
                 except Exception as error:
                     # The fault of one request is not the end of the others.
                     self._prompt = None
@@ -205,6 +209,9 @@ class Instance:
                         prompt.done.fail(error)
                 else:
                     self._prefilled(prompt, int(piece.tokens), token)
+                    for other in self._with:
+                        self._prefilled(other, other.left, None)
+                self._with = []
             elif self._running:
                 stepped = True
                 n = len(self._running)
@@ -236,9 +243,9 @@ class Instance:
             work.done.succeed()
         self._dropped.clear()
 
-    def _next_prompt(self) -> Prompt | None:
+    def _next_prompt(self, most: float = math.inf) -> Prompt | None:
         """The first that has memory for its KV or gets it now, and those only that have it behind one that does
-        not."""
+        not; None where this one has more tokens than `most`."""
         waits = False
         for prompt in self._prompts:
             if not prompt.has_memory and not waits:
@@ -250,7 +257,9 @@ class Instance:
                 else:
                     self._prompts.remove(prompt)
                     prompt.done.fail(OutOfMemory(f"an instance of the cloud: {lease}"))
-                    return self._next_prompt()
+                    return self._next_prompt(most)
+            if prompt.has_memory and prompt.left > most:
+                return None
             if prompt.has_memory:
                 self._prompts.remove(prompt)
                 return prompt
@@ -281,6 +290,16 @@ class Instance:
         elif running and not stepped:
             return None
         return piece
+
+    def _beside(self, prompt: Prompt, piece: Prefill) -> list[Prompt]:
+        """Whole prompts that are prefilled in the same pass as the rest of this one."""
+        if not self._serving.batched_prefill or self._running or piece.tokens < prompt.left:
+            return []
+        found, room = [], self._serving.alone_tokens - int(piece.tokens)
+        while (other := self._next_prompt(room)) is not None:
+            found.append(other)
+            room -= other.left
+        return found
 
     def _prefilled(self, prompt: Prompt, tokens: int, token: str | None) -> None:
         prompt.left, prompt.before = prompt.left - tokens, prompt.before + tokens
@@ -314,3 +333,12 @@ class Instance:
         self._running.remove(turn)
         self._together = None
         self._context -= turn.context + turn.tokens - (turn.until - self.steps)
+
+
+def _together(piece: Prefill, others: Sequence[Prompt]) -> Prefill:
+    """One pass for a piece and these prompts."""
+    if not others:
+        return piece
+    n = 1 + len(others)
+    tokens = (piece.tokens + sum(one.left for one in others)) / n
+    return Prefill(tokens, (piece.context_tokens + sum(one.before for one in others)) / n, batch=n)

@@ -36,6 +36,7 @@ def serving_of(
     chunk_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = 2048,
     alone_tokens: Annotated[int, Field(ge=16, le=1_000_000)] = 8192,
     prefix_caching: bool = False,
+    batched_prefill: bool = False,
 ) -> None:
     """What a scenario may say of `serving`."""
 

@@ -76,9 +76,7 @@ class Assist:
         if fault is not None and fault.what == "stalls" and waits:
             what = "stalls would be waited for without end, as policies.assist.patience is null; say how long"
             yield Complaint(("workload", "fault", "what"), what)
-        if system.serving.prefix_caching and scenario.backend != "sim":
-            what = f"is modelled alone: with backend {scenario.backend} prompts begin differently"
-            yield Complaint(("policies", "serving", "prefix_caching"), what)
+        yield from _modelled_alone(scenario, system)
         if scenario.load is not None:
             yield Complaint(("load",), "is not known of these devices; leave it out", at_key=True)
 
@@ -302,6 +300,14 @@ class AssistFlow:
             link = self._links.get(network, self._scenario.link)
             self._settings[key] = self._roles.estimates.help(prompt, link, self._system.assist)
         return self._settings[key]
+
+
+def _modelled_alone(scenario: Scenario, system: AssistSystem) -> Iterator[Complaint]:
+    why = {"prefix_caching": "prompts begin differently", "batched_prefill": "prompts are read one by one"}
+    for name, what in why.items() if scenario.backend != "sim" else ():
+        if getattr(system.serving, name):
+            said = f"is modelled alone: with backend {scenario.backend} {what}"
+            yield Complaint(("policies", "serving", name), said)
 
 
 def _stays(workload: AssistSpec, world: World) -> str | None:

@@ -22,7 +22,8 @@ class Serving:
     each a prompt is dropped whose device is gone; 8,192 is what vLLM takes together.
 
     `prefix_caching`: instances keep the KV of the beginning that all prompts of a scene share, as long as memory is
-    left over, and prefill what follows it.
+    left over, and prefill what follows it. `batched_prefill`: an instance that decodes for nobody prefills waiting
+    prompts in one pass, as far as `alone_tokens` go: weights are read once for all of them, and all end together.
     """
 
     slots: int = 16
@@ -31,6 +32,7 @@ class Serving:
     chunk_tokens: int | None = 2048
     alone_tokens: int = 8192
     prefix_caching: bool = False
+    batched_prefill: bool = False
 
     def piece_tokens(self, left: int, beside: bool) -> int:
         """How many of a prompt's remaining tokens are prefilled together, beside others or alone."""

@@ -173,13 +173,17 @@ def _advance(a: Arithmetic, op: Advance) -> list[Work]:
     return [a.blocks(op.active_blocks), ("gemm", flop, a.layer_bytes(op.tokens) - a.projection_bytes)]
 
 
-@priced(Prefill, passes=_all_layers, features={"context": "context_tokens", "tokens": "tokens"}, compiled=True)
+# Tables are of one prompt: several are read as one of all their tokens, whose attention is dearer than theirs.
+_OF_PROMPTS: dict[str, Feature] = {"context": "context_tokens", "tokens": lambda op, a: op.tokens * op.batch}
+
+
+@priced(Prefill, passes=_all_layers, features=_OF_PROMPTS, compiled=True)
 def _prefill(a: Arithmetic, op: Prefill) -> list[Work]:
-    attended, dense = a.layer(1, op.tokens, op.context_tokens)
+    attended, dense = a.layer(op.batch, op.tokens, op.context_tokens)
     return [
         (attended[0], a.layers * attended[1], a.layers * attended[2]),
         (dense[0], a.layers * dense[1], a.layers * dense[2]),
-        ("gemv", a.head_flop, a.head_bytes),
+        ("gemv", op.batch * a.head_flop, a.head_bytes),
     ]
 
 

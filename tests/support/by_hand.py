@@ -23,7 +23,7 @@ class ByHand:
 
     def cost(self, op: Op) -> Cost:
         if isinstance(op, Prefill):
-            return Cost(self._prefill_s * float(op.tokens))
+            return Cost(self._prefill_s * float(op.tokens) * float(op.batch))
         assert isinstance(op, DecodeStep), op
         return Cost(self._step_s)
 

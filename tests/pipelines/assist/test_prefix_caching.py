@@ -77,8 +77,10 @@ def test_p_counts_on_it() -> None:
     assert expected[0] < expected[1]
 
 
-def test_real_prompts_begin_differently() -> None:
+@pytest.mark.parametrize("name", ["prefix_caching", "batched_prefill"])
+def test_real_instances_do_neither(name: str) -> None:
+    policy = f"policies.serving={{name: slots, {name}: true}}"
     said = [
-        f"{'.'.join(map(str, one.key))}: {one.what}" for one in names_in_use(tiny(BY_HAND, CACHING, "backend=torch"))
+        f"{'.'.join(map(str, one.key))}: {one.what}" for one in names_in_use(tiny(BY_HAND, policy, "backend=torch"))
     ]
-    assert any("policies.serving.prefix_caching: is modelled alone" in line for line in said), said
+    assert any(f"policies.serving.{name}: is modelled alone" in line for line in said), said
