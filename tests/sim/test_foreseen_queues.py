@@ -39,3 +39,14 @@ def test_batches_one_behind_the_other_slow_what_is_computed_beside_them() -> Non
     queues.record(env.now)
     assert sorted((span.label, span.end_s) for span in spans[2:]) == [("Decode", 10.0), ("Read", 10.0)]
     assert storage.busy.busy_s(0.0, 12.0) == pytest.approx(6.0)
+
+
+def test_what_ends_in_a_pause_of_the_storage_is_slowed_before_it_alone() -> None:
+    env, spans = simpy.Environment(), list[Span]()
+    spec = ProcessorSpec(kind="gpu", flop_per_s=1e9, bytes_per_s=1e9, dispatch_s=0.0)
+    processor = Processor(env, "gpu", spec, lambda op: Cost(0.0), None, None, spans.append)
+    storage = CurveStorage(env, StorageSpec(bytes_per_s=1.0, latency_s=0.0, queue_depth=1, block_bytes=1), spans.append)
+    queues = ForeseenQueues(processor, storage, beside=0.5)
+    assert queues.batch("Read", 3.0, 2.0, 20.0) == 5.0
+    # 3 s of it are done before the read begins, one beside it, and the rest behind it.
+    assert queues.op("Decode", 0.0, 4.25, 40.0) == 5.25

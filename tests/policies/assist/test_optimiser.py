@@ -45,6 +45,13 @@ def test_a_short_prompt_is_kept_longer_where_eq_6_has_no_whole_number() -> None:
     assert best_setting(replace(short, prompt_tokens=40, decompress_s=6e-3)) == Setting(pytest.approx(0.4), 2)
 
 
+def test_time_for_one_token_is_said_where_more_are_needed() -> None:
+    # 56 ms of prefill at the largest r are time for one token of 30 ms; 15 ms at 1 ms above the device's pace are 15.
+    bare = replace(PHONE, prompt_tokens=40, compress_s=0.0, decompress_s=0.0, round_trip_s=0.0)
+    with pytest.raises(NoSetting, match="15 decoded tokens keep the tolerated pace, the cloud has time for 1$"):
+        best_setting(replace(bare, tolerable_tpot_s=bare.device_tpot_s + 1e-3))
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
