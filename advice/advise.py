@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +29,7 @@ from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import unwatched
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.run import run_scenario
+from kvferry.system import signals
 
 # All of it takes no longer; of this, the search, and with it what is said of its results.
 LIMIT_S, _SEARCH_SHARE, _EXPLAINED_SHARE = 110.0, 0.4, 0.6
@@ -117,9 +119,7 @@ def answer(
     search = Search(question, done, began_s + _SEARCH_SHARE * limit)
     interrupted = None
     spent: dict[str, float] = {}
-    try:
-        search.first()
-    except KeyboardInterrupt:
+    if not _carried_out(search.first):
         interrupted = "over the first turns"
     ranked = search.few.ranked()
     if interrupted and not ranked:
@@ -129,11 +129,8 @@ def answer(
     spent["first"] = process_time() - cpu_s
     if ranked:
         say(f"first answer, over few turns: {ranked[0].composition.name}")
-    if refine and not interrupted:
-        try:
-            search.refine()
-        except KeyboardInterrupt:
-            interrupted = "while it was refined"
+    if refine and not interrupted and not _carried_out(search.refine):
+        interrupted = "while it was refined"
     ranked = search.trials.ranked()
     if not ranked:
         raise why_none(question, search.trials.all)
@@ -141,11 +138,7 @@ def answer(
         with suppress(KeyboardInterrupt):
             ranked = _with_energy(question, ranked)
     statements = _Statements(search, ranked, lambda: monotonic() < began_s + _EXPLAINED_SHARE * limit)
-    try:
-        statements.first()
-        if not interrupted:
-            statements.rest()
-    except KeyboardInterrupt:
+    if not _carried_out(statements.first) or not (interrupted or _carried_out(statements.rest)):
         interrupted = interrupted or "while it was explained"
     spent["explained"] = process_time() - cpu_s
     found = Answer(
@@ -165,12 +158,25 @@ def answer(
         if refine and not interrupted:
             goes_on = lambda: monotonic() < began_s + limit  # noqa: E731
             every = [*search.whole.all, *search.few.all]
-            try:
-                write_study(found, every, statements.fit, folder, progress, goes_on, executor)
-            except KeyboardInterrupt:
+            if not _carried_out(lambda: write_study(found, every, statements.fit, folder, progress, goes_on, executor)):
                 found = replace(found, interrupted="while its pictures were drawn")
         write_answer(found, folder)
     return found
+
+
+def _carried_out(work: Callable[[], None]) -> bool:
+    """Does it; False: it was interrupted."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        pass
+    except Exception:
+        if signals.last() != signal.SIGINT:
+            raise
+    else:
+        return True
+    signals.dealt_with()
+    return False
 
 
 def _with_energy(question: Question, ranked: Sequence[Trial]) -> list[Trial]:

@@ -44,11 +44,10 @@ from kvferry.cli.sweep import sweep
 from kvferry.cli.tune import tune
 from kvferry.specs.errors import InputError, KvferryError, Terminated, quoted
 from kvferry.specs.version import VERSION
+from kvferry.system import signals
 
 # A signal that was lost is sent again after this long.
 _AGAIN_S = 0.05
-# Signals that were raised as an exception, which may be lost on its way.
-_came: set[int] = set()
 
 app = typer.Typer(
     add_completion=False,
@@ -126,10 +125,8 @@ def main() -> None:
     if sys.stdout is None:
         print("kvferry: standard output is closed; results need somewhere to go", file=sys.stderr)
         sys.exit(1)
-    # SIGTERM becomes an exception, so that temporary files are removed on the way out.
     if threading.current_thread() is threading.main_thread():
-        _came.clear()
-        signal.signal(signal.SIGTERM, _terminate)
+        signals.listen()
         sys.unraisablehook = _send_again
     _leave(_exit_code("--debug" in sys.argv))
 
@@ -149,11 +146,6 @@ def _leave(code: int) -> None:
         with suppress(OSError):
             stream.flush()
     os._exit(code)
-
-
-def _terminate(number: int, frame: object) -> None:
-    _came.add(number)
-    raise Terminated(128 + number)
 
 
 def _send_again(lost: "sys.UnraisableHookArgs") -> None:
@@ -185,9 +177,8 @@ def _exit_code(debug: bool) -> int:
         return 1
     except Exception as error:
         stopped = _stopped_by(error)
-        if stopped is None and _came and not isinstance(error, KvferryError):
-            # Compiled code, as matplotlib's, makes an error of its own of an exception that a signal raises in it.
-            stopped = 128 + signal.SIGTERM
+        if stopped is None and not isinstance(error, KvferryError) and (came := signals.last()) is not None:
+            stopped = 128 + came
         return _told(error, debug) if stopped is None else stopped
 
 

@@ -1,11 +1,13 @@
 """The folder of an answer, Ctrl-C, the interview, and who wins on a map."""
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from pydantic_core import SchemaError
 
 import kvferry
 from kvferry.advice import search as search_of
@@ -15,6 +17,7 @@ from kvferry.advice.question import Question, question_of
 from kvferry.advice.study import Map, contexts_of, every_other, winner
 from kvferry.advice.trial import Trials
 from kvferry.cli import interview as interviews
+from kvferry.system import signals
 
 PINNED = ["workload.turns=2", "policies.decode=vllm", "policies.evict=lru", "workload.decoded=2"]
 
@@ -82,6 +85,18 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Trials, "of", before_anything)
     with pytest.raises(KeyboardInterrupt):
         kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED)
+
+
+def test_an_error_that_compiled_code_makes_of_ctrl_c_keeps_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: search_of.Search) -> None:
+        raise SchemaError("Error building a validator: KeyboardInterrupt")
+
+    monkeypatch.setattr(search_of.Search, "refine", broken)
+    with pytest.raises(SchemaError):
+        kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED)
+    monkeypatch.setattr(signals, "_came", [signal.SIGINT])
+    found = kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED)
+    assert found.interrupted == "while it was refined" and signals.last() is None
 
 
 def test_six_questions_each_with_a_default_and_again_where_an_answer_will_not_do(

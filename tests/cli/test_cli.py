@@ -600,7 +600,7 @@ SWALLOWED = """
 
     def work(prog_name):
         try:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.{name})
             time.sleep(0.01)
         except BaseException:
             pass
@@ -612,10 +612,11 @@ SWALLOWED = """
 """
 
 
-def test_an_error_that_compiled_code_makes_of_a_signal_is_the_signal() -> None:
-    command = [sys.executable, "-c", textwrap.dedent(SWALLOWED)]
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_error_that_compiled_code_makes_of_a_signal_is_the_signal(name: str, code: int) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(SWALLOWED.format(name=name))]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stderr) == (143, "")
+    assert (ended.returncode, ended.stderr) == (code, "")
 
 
 @pytest.mark.parametrize("command", [("models",), ("report",), ("serve",), ("calibrate", "--model")])
