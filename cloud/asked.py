@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, get_args
 
 from kvferry.cloud.messages import MOST_PACE_S, BadMessage, Message, counts, sound
+from kvferry.policies.assist.assistance import MaskComes
 from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS
 from kvferry.policies.assist.refiner import OF_THE_WINDOW
 
@@ -57,6 +58,8 @@ def asked_of(message: Any, served: Served = Served()) -> Message:
         raise BadMessage(f"what the device has sent is no request: {asked:,} tokens of an answer of {answer:,}")
     if message["ratio"] < 1 and message["text"] is not None and not message["text"][1]:
         raise BadMessage("what the device has sent is no request: its prompt has no content to refine")
+    if "mask" in message and not (isinstance(message["mask"], str) and message["mask"] in get_args(MaskComes)):
+        raise BadMessage(f"what the device has sent is no request: its mask is {_shown(message['mask'])}")
     served.check(prompt=message["prompt"], answer=message["answer"])
     if "known" in message and not (served.goes_on and counts(message["known"])):
         raise BadMessage("what the device has sent goes on from a conversation, of which this cloud has no KV")

@@ -39,7 +39,8 @@ def ask(
 ) -> tuple[Message, float]:
     """What a device sends, and its bytes: the prompt as text, without what is private. `pace_s`: it will show tokens no
     faster; None: as they come. `drafts`: it drafts tokens that the cloud is to look at, of which such a share
-    stands. ``known``: tokens before the prompt whose KV the cloud has, of a conversation that goes on."""
+    stands. ``known``: tokens before the prompt whose KV the cloud has, of a conversation that goes on. ``mask``:
+    how it comes; with the first token where nothing is said."""
     message: Message = {
         "request": story.request,
         "prompt": story.prompt,
@@ -53,6 +54,8 @@ def ask(
         "accepted": wanted.accepted,
         "refiner": wanted.refiner,
     }
+    if mask_apart(wanted, story.ratio):
+        message["mask"] = "behind-token"
     if story.behind != NOTHING:
         message["prompt"] += story.behind.here - story.behind.there
         message["known"] = story.behind.there
@@ -69,11 +72,11 @@ def first_answer(
     kept_s: float,
 ) -> Message:
     """The cloud's first response: token, mask and L, what made its tokens of text, and the time per token that it
-    keeps. What is None is so in the modelled world."""
+    keeps. What is None is so in the modelled world, or comes in a message of its own."""
     return {
         "request": asked["request"],
         "tokens": asked["tokens"],
-        "bytes": response_bytes(workload, prompt, asked["ratio"], mask),
+        "bytes": response_bytes(workload, prompt, 1.0 if comes_apart(asked) else asked["ratio"], mask),
         "token": token,
         "mask": mask,
         "tokenizer": tokenizer,
@@ -81,13 +84,32 @@ def first_answer(
     }
 
 
-def spoil(answer: Message, fault: CloudFaultSpec) -> None:
-    """Make a first response what a fault makes of it."""
+def mask_behind(workload: AssistSpec, asked: Message, prompt: int, mask: str | None) -> Message:
+    """The mask in a message of its own, behind the first response."""
+    return {"request": asked["request"], "bytes": mask_bytes(workload, prompt, asked["ratio"], mask), "mask": mask}
+
+
+def mask_apart(wanted: Help, ratio: float) -> bool:
+    """Whether a device gets its mask in a message of its own, where it prefills such a part of its prompt."""
+    return wanted.mask == "behind-token" and ratio < 1
+
+
+def comes_apart(asked: Message) -> bool:
+    """Whether a request is for a mask in a message of its own."""
+    return asked.get("mask") == "behind-token" and asked["ratio"] < 1
+
+
+def spoil_mask(message: Message, fault: CloudFaultSpec) -> None:
+    """Make the mask in a message what a fault makes of it."""
     if fault.what == "damaged-mask":
-        answer["mask"] = "damaged"
+        message["mask"] = "damaged"
     elif fault.what == "other-mask":
-        answer["mask"] = b64encode(packed(np.ones(1, np.bool_), "another prompt")).decode()
-    elif fault.what == "other-tokenizer":
+        message["mask"] = b64encode(packed(np.ones(1, np.bool_), "another prompt")).decode()
+
+
+def spoil_tokenizer(answer: Message, fault: CloudFaultSpec) -> None:
+    """Make the tokenizer in a first response what a fault makes of it."""
+    if fault.what == "other-tokenizer":
         answer["tokenizer"] = "another"
 
 
@@ -134,13 +156,22 @@ def response_bytes(workload: AssistSpec, prompt: int, ratio: float, mask: str | 
     """The cloud's first response: "token#mask#L" in JSON, the mask as text (P/D-Device 3.3). `mask` None: one like
     the ones that are made of such prompts."""
     frame = workload.handling.response_bytes + workload.handling.answer_token_bytes
+    return frame + _mask_as_text_bytes(workload, prompt, ratio, mask)
+
+
+def mask_bytes(workload: AssistSpec, prompt: int, ratio: float, mask: str | None = None) -> float:
+    """A mask in a message of its own, in the frame of an event stream."""
+    return workload.handling.answer_token_bytes + _mask_as_text_bytes(workload, prompt, ratio, mask)
+
+
+def _mask_as_text_bytes(workload: AssistSpec, prompt: int, ratio: float, mask: str | None) -> int:
     if mask is not None:
-        return frame + len(mask)
+        return len(mask)
     if ratio >= 1:
-        return frame
+        return 0
     length = min(MOST_PROMPT_TOKENS, -(-prompt // _MASK_STEP) * _MASK_STEP)
     kept = -(-refined_tokens(workload, prompt, ratio) // _KEPT_STEP) * _KEPT_STEP
-    return frame + _mask_text_bytes(length, workload.beginning, workload.question, kept)
+    return _mask_text_bytes(length, workload.beginning, workload.question, kept)
 
 
 @lru_cache(maxsize=65_536)

@@ -22,6 +22,11 @@ def answer_of(message: Any, story: Story) -> Message | None:
     return found
 
 
+def mask_of(message: Any, story: Story) -> Message | None:
+    """A mask behind a first response; None: the message is about another request. Raises BadMessage."""
+    return _of_request(message, story, _OF_MASKS)
+
+
 def verdict_of(message: Any, story: Story, drafted: int) -> Message | None:
     """What a cloud says of this many drafts; None: the message is about another request. Raises BadMessage."""
     found = _of_request(message, story, _OF_VERDICTS)
@@ -86,6 +91,7 @@ _OF_ANSWERS: dict[str, Callable[[Any], bool]] = {
     "bytes": lambda value: _number(value, math.nextafter(math.inf, 0)),
     "tpot_s": lambda value: _number(value, _MOST_TPOT_S),
 }
+_OF_MASKS = {key: _OF_ANSWERS[key] for key in ("mask", "bytes")}
 _OF_VERDICTS: dict[str, Callable[[Any], bool]] = {
     "stands": counts,
     "said": lambda value: value is None or isinstance(value, list | tuple),

@@ -1,5 +1,6 @@
 """An answer as it takes shape on a device: tokens from the cloud, then its own, each shown in its time."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,9 +50,9 @@ class Answer:
             self._display.show(time_s, self._speed.slot_s(len(self.came_s)))
         self.came_s.append(time_s)
 
-    def paced(self, pace_s: float) -> None:
-        """Show what has come and what comes at this pace; 0: as it comes."""
-        self._speed = SpeedController(self.came_s[0], pace_s)
+    def paced(self, pace_s: float, known_s: float = -math.inf) -> None:
+        """Show what has come and what comes at this pace; 0: as it comes. `known_s`: nothing further before."""
+        self._speed = SpeedController(self.came_s[0], pace_s, known_s)
         self.following.slot_s = self._speed.slot_s
         for n in range(1, len(self.came_s)):
             self._display.show(self.came_s[n], self._speed.slot_s(n))

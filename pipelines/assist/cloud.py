@@ -9,7 +9,16 @@ from typing import Any
 import simpy
 
 from kvferry.cloud.asked import Served, asked_of, drafts_of
-from kvferry.cloud.messages import BadMessage, Message, failure, first_answer, spoil
+from kvferry.cloud.messages import (
+    BadMessage,
+    Message,
+    comes_apart,
+    failure,
+    first_answer,
+    mask_behind,
+    spoil_mask,
+    spoil_tokenizer,
+)
 from kvferry.machine.channel import Channel, ChannelBroken
 from kvferry.machine.handling import Forget, Refine, TakeIn, TakenIn
 from kvferry.machine.instant import at
@@ -61,7 +70,8 @@ class Cloud:
     termination frees it. Who wants no token behind the first needs none.
 
     A device that shows tokens at a pace says which in its request. The cloud answers with the time per token that it
-    keeps itself, and sends the first token no sooner than the others can follow it at the larger of the two.
+    keeps itself, and sends the first token no sooner than the others can follow it at the larger of the two. The first
+    token waits for the mask as well, unless the device wants that in a message of its own.
 
     What a device has asked for ends with its channel: its prompt behind the piece that is under way, its turn behind
     the step.
@@ -194,7 +204,8 @@ class Cloud:
             place = yield self._wanted(held, context + tokens)
         placed_s = began_s if place is None or not self._apart else env.now
         moved = self._moved(held.prompt, context, place)
-        mask: str | None = None if refining is None else (yield refining)
+        apart = comes_apart(asked)
+        mask: str | None = None if refining is None or apart else (yield refining)
         if place is not None and held.prompt.is_lost and (moved is None or not moved.processed):
             raise Down("an instance has been down, and the prompt's KV is lost")
         turn, kept_s = None, self._decoding[0].kept_s(context + tokens)
@@ -208,30 +219,42 @@ class Cloud:
         waited_s = placed_s - there_s if self._apart and place is not None else began_s - came_s
         tell(waited_s, there_s - began_s, env.now - max(there_s, placed_s))
         answer = first_answer(self._workload, asked, prompt, first, mask, taken.tokenizer, kept_s)
-        breaks = fault if fault is not None and fault.what in ("dies", "stalls") else None
         if fault is not None:
-            spoil(answer, fault)
+            spoil_tokenizer(answer, fault)
+            if not apart:
+                spoil_mask(answer, fault)
         channel.send(answer, answer["bytes"])
         if turn is None and moved is not None:
             yield moved
         if asked["drafts"]:
             assert place is not None
             yield from self._verify(channel, place, held, asked, context)
-        elif place is not None:
-            turn = held.turn = turn or place.instance.decode(request, context, tokens - 1, None)
-            stream = channel.stream(handling.answer_token_bytes)
-            try:
-                yield turn.into(stream, None if breaks is None else breaks.tokens - 1)
-            except Down:
-                # The device shows what it was sent.
-                stream.end()
-                raise
-            if breaks is None or breaks.tokens >= tokens:
-                stream.end()
-            elif breaks.what == "dies":
+        else:
+            if place is not None:
+                turn = held.turn = turn or place.instance.decode(request, context, tokens - 1, None)
+            breaks = fault if fault is not None and fault.what in ("dies", "stalls") else None
+            whole = not apart or breaks is None or breaks.tokens > 1
+            if apart and refining is not None and whole:
+                message = mask_behind(self._workload, asked, prompt, (yield refining))
+                tell(waited_s, there_s - began_s, env.now - max(there_s, placed_s))
+                if fault is not None:
+                    spoil_mask(message, fault)
+                channel.send(message, message["bytes"])
+            if turn is not None and whole:
+                stream = channel.stream(handling.answer_token_bytes)
+                try:
+                    yield turn.into(stream, None if breaks is None else breaks.tokens - 1)
+                except Down:
+                    # The device shows what it was sent.
+                    stream.end()
+                    raise
+                if whole := breaks is None or breaks.tokens >= tokens:
+                    stream.end()
+            if not whole and breaks is not None and breaks.what == "dies":
                 self._gone = True
                 channel.close()
-            yield turn.done
+            if turn is not None:
+                yield turn.done
         if place is not None:
             self.held_s += env.now - placed_s - held.parked_s
         self.served += 1

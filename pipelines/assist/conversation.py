@@ -6,7 +6,7 @@ from typing import Any
 import simpy
 
 from kvferry.cloud.messages import BadMessage, Message, failed_of
-from kvferry.cloud.said import answer_of, token_of, verdict_of
+from kvferry.cloud.said import answer_of, mask_of, token_of, verdict_of
 from kvferry.cloud.story import Story
 from kvferry.machine.channel import Channel, ChannelBroken
 from kvferry.pipelines.assist.answer import Answer
@@ -22,13 +22,22 @@ class Conversation:
     not count: neither as an answer nor as a sign of life.
 
     ``coming`` fires when the last of the tokens that were asked for is there, or when it is clear that no more will
-    come. `patience_s`: how long an answer is waited for; None: as long as it takes."""
+    come. `patience_s`: how long an answer is waited for; None: as long as it takes. `apart`: a mask was asked for in a
+    message of its own."""
 
     def __init__(
-        self, env: simpy.Environment, channel: Channel, story: Story, peer: str, patience_s: float | None
+        self,
+        env: simpy.Environment,
+        channel: Channel,
+        story: Story,
+        peer: str,
+        patience_s: float | None,
+        apart: bool = False,
     ) -> None:
         self._env, self._channel, self._story, self._peer, self._patience_s = env, channel, story, peer, patience_s
         self._first: simpy.Process | None = None
+        self._apart = apart
+        self._mask: simpy.Process | None = None
         self.coming = env.event()
         # Fires with the end of the stream of tokens; None: there is none.
         self._ended: simpy.Event | None = None
@@ -45,7 +54,7 @@ class Conversation:
         """Returns the cloud's first response; None: there will be none, or none has come within patience. Then it is
         still listened for."""
         self._first = self._env.process(self._next(lambda message: answer_of(message, self._story)))
-        return (yield from self._within_patience(self._first))
+        return (yield from self._within(self._patience_s, self._first))
 
     def answer_before(self, ready: simpy.Event) -> Steps:
         """Returns the first response where it comes before this event does; leaves the conversation where it does
@@ -58,10 +67,18 @@ class Conversation:
         self.leave()
         return None
 
+    def mask(self, within_s: float) -> Steps:
+        """Returns the message with the mask: the first response, or one behind it. None: there will be none, or none
+        has come for so long. Then it is still listened for, as the tokens come behind it."""
+        assert self._first is not None
+        said: Message | None = self._first.value
+        mask = self._mask_behind()
+        return said if mask is None else (yield from self._within(within_s, mask, "no mask"))
+
     def verdict(self, drafted: int) -> Steps:
         """Returns what the cloud says of this many drafts; None: nothing any more."""
         verdict = self._env.process(self._next(lambda message: verdict_of(message, self._story, drafted)))
-        return (yield from self._within_patience(verdict))
+        return (yield from self._within(self._patience_s, verdict))
 
     def tokens(self, answer: Answer, patience_s: float | None = None) -> simpy.Event:
         """Has the answer told each further token; returns ``coming``. `patience_s`: how long nothing may come; None: as
@@ -70,6 +87,16 @@ class Conversation:
         if story.tokens == 1:
             answer.ended(env.now, cut=False)
             return self.coming.succeed()
+        mask = self._mask_behind()
+        if mask is not None and not mask.triggered:
+            assert mask.callbacks is not None
+            mask.callbacks.append(lambda _: self.tokens(answer, patience_s))
+            return self.coming
+        if mask is not None and mask.value is None:
+            # What comes behind a message that is none is not listened to.
+            self._ends(answer)
+            self.leave()
+            return self.coming
 
         def came(time_s: float, token: Any) -> None:
             if self.coming.triggered:
@@ -98,6 +125,8 @@ class Conversation:
 
     def done(self) -> Generator[simpy.Event, Any, None]:
         """The answer is whole. A cloud that goes on all the same is left."""
+        if self._mask is not None and not self._mask.triggered:
+            self.leave()
         if self._ended is not None and not self._ended.triggered:
             if self.coming.triggered:
                 yield self._ended | self._env.timeout(_END_S)
@@ -106,13 +135,21 @@ class Conversation:
 
     # --- parts of these ------------------------------------------------------------------------------------------
 
-    def _within_patience(self, said: simpy.Event) -> Steps:
-        if self._patience_s is None:
+    def _mask_behind(self) -> simpy.Process | None:
+        """Returns what ends with the message that has the mask; None: the first response has it, or none is sent."""
+        assert self._first is not None
+        said: Message | None = self._first.value
+        if self._apart and self._mask is None and said is not None and said["mask"] is None:
+            self._mask = self._env.process(self._next(lambda message: mask_of(message, self._story)))
+        return self._mask
+
+    def _within(self, patience_s: float | None, said: simpy.Event, missing: str = "nothing") -> Steps:
+        if patience_s is None:
             yield said
         else:
-            yield said | self._env.timeout(self._patience_s)
+            yield said | self._env.timeout(patience_s)
             if not said.triggered:
-                self._happened(f"nothing has come from {self._peer} for {self._patience_s:g} s")
+                self._happened(f"{missing} has come from {self._peer} for {patience_s:g} s")
                 return None
         return said.value
 

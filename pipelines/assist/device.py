@@ -1,12 +1,13 @@
 """The device's role: it asks, shows what comes at a steady pace, and catches up by itself (P/D-Device 3.3). Where the
 cloud is gone, silent, or sends what cannot be used, it finishes the answer without it."""
 
+import math
 from collections.abc import Generator
 from typing import Any, TypeVar
 
 import simpy
 
-from kvferry.cloud.messages import Message, ask, one_line, refined_tokens, response_bytes
+from kvferry.cloud.messages import Message, ask, mask_apart, one_line, refined_tokens
 from kvferry.cloud.story import Behind, Story
 from kvferry.machine.channel import Channel
 from kvferry.machine.handles import Continued
@@ -26,6 +27,9 @@ from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 
 Returned = TypeVar("Returned")
+# A mask that comes behind the first token is waited for as long as a refiner on a busy host might take, and at least
+# so many times as long as it is expected to.
+_MASK_S, _AT_LEAST_EXPECTED = 1.0, 2.0
 # A part of a SimPy process, and what it returns.
 Steps = Generator[simpy.Event, Any, Returned]
 
@@ -128,14 +132,19 @@ class Device:
             yield from self._by_itself(machine, story, answer, beginning, before, ready_s, cloud)
         else:
             self._began(machine, story, answer, said)
+            masked = yield from cloud.mask(self._mask_patience_s(story))
+            if masked is not None and masked is not said:
+                story.response_bytes += masked["bytes"]
             coming = cloud.tokens(answer)
             if refined > beginning:
-                expected, refined = refined, (yield from self._unpacked(machine, story, said, refined))
+                expected, refined = refined, (yield from self._unpacked(machine, story, masked, refined))
                 if refined > expected:
                     leases.append(self._hold(machine, refined - expected))
             rest = refined - beginning
             story.unpacked_s = env.now
-            self._paced(story, answer, refined, self._expected_s(machine, ready_s, rest, here + beginning), said)
+            known_s = env.now if masked is not said else -math.inf
+            expected_s = self._expected_s(machine, ready_s, rest, here + beginning)
+            self._paced(story, answer, refined, expected_s, said, known_s)
             yield self._prefill(machine, story, rest, beginning, before) if rest else before[0]
             story.own_first_s = env.now
             if not coming.triggered or len(answer) < story.output:
@@ -166,7 +175,8 @@ class Device:
         yield from self._prepared(machine, story, self._workload.handling.prepare_s)
         channel: Channel = machine.outside.open(self._front)
         message, n_bytes = ask(self._workload, story, wanted=self._help, pace_s=pace_s, drafts=drafts)
-        cloud = Conversation(machine.env, channel, story, self._front, self._patience(story).answer_s)
+        patience_s, apart = self._patience(story).answer_s, mask_apart(self._help, story.ratio)
+        cloud = Conversation(machine.env, channel, story, self._front, patience_s, apart)
         cloud.send(message, n_bytes)
         story.asked_s = machine.env.now
         return cloud
@@ -177,8 +187,7 @@ class Device:
             return Patience(answer_s=said, token_s=said)
         key = story.prompt, story.ratio, story.behind
         if key not in self._waits:
-            n_bytes = response_bytes(self._workload, story.prompt, story.ratio)
-            self._waits[key] = self._estimates.patience(story.prompt, n_bytes, said == "planned", story.behind)
+            self._waits[key] = self._estimates.patience(story.prompt, story.ratio, self._help, story.behind)
         return self._waits[key]
 
     def _began(self, machine: Machine, story: Story, answer: Answer, said: Message) -> None:
@@ -189,8 +198,21 @@ class Device:
             answer.by_text = True
         answer.began(machine.env.now, said["token"])
 
-    def _unpacked(self, machine: Machine, story: Story, said: Message, refined: int) -> Steps[int]:
-        """Returns the tokens of the prompt that are to be prefilled: all of them, where the mask is of no use."""
+    def _mask_patience_s(self, story: Story) -> float:
+        """How long a mask behind the first token is waited for: no longer than for any word of the cloud's."""
+        wait_s, token_s = max(_MASK_S, _AT_LEAST_EXPECTED * self._refine_s(story)), self._patience(story).token_s
+        return wait_s if token_s is None else min(wait_s, token_s)
+
+    def _refine_s(self, story: Story) -> float:
+        """What the cloud is expected to take for a mask behind the first token."""
+        apart = mask_apart(self._help, story.ratio)
+        return self._workload.handling.refine_token_s * story.prompt if apart else 0.0
+
+    def _unpacked(self, machine: Machine, story: Story, said: Message | None, refined: int) -> Steps[int]:
+        """Returns the tokens of the prompt that are to be prefilled: all of them, where the mask is of no use. `said`:
+        has it; None: nothing has."""
+        if said is None:
+            return story.prompt
         seconds = self._workload.handling.unpack_token_s * story.prompt
         try:
             if said["mask"] is not None and story.text is None:
@@ -288,17 +310,27 @@ class Device:
         amortised_s = 0.0
         if rest and self._help.smoothing == "causal":
             unpack_s = self._workload.handling.unpack_token_s * story.prompt
-            amortised_s = unpack_s + self._estimates.prefill_s(rest, story.behind.here + beginning)
+            amortised_s = (
+                self._refine_s(story) + unpack_s + self._estimates.prefill_s(rest, story.behind.here + beginning)
+            )
         return self._own_tpot_s(story, refined) + amortised_s / (story.planned - 1)
 
     def _expected_s(self, machine: Machine, ready_s: float, rest: int, before: int) -> float:
         """When the device's own first token is expected, where it can prefill the rest of a prompt from `ready_s`."""
         return max(ready_s, machine.env.now) + (self._estimates.prefill_s(rest, before) if rest else 0.0)
 
-    def _paced(self, story: Story, answer: Answer, refined: int, expected_s: float, said: Message) -> None:
+    def _paced(
+        self,
+        story: Story,
+        answer: Answer,
+        refined: int,
+        expected_s: float,
+        said: Message,
+        known_s: float = -math.inf,
+    ) -> None:
         """Show tokens at the pace of Eq. 4; as they come, where all are to come from the cloud."""
         story.pace_s = self._pace_s(story, refined, expected_s, said["tpot_s"])
-        answer.paced(story.pace_s or 0.0)
+        answer.paced(story.pace_s or 0.0, known_s)
 
     def _pace_s(self, story: Story, refined: int, expected_s: float, cloud_tpot_s: float) -> float | None:
         """The pace at which tokens from the cloud are shown (Eq. 4), where the device expects its own first token at

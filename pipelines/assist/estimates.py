@@ -6,10 +6,10 @@ from functools import cache, cached_property
 
 import simpy
 
-from kvferry.cloud.messages import response_bytes
+from kvferry.cloud.messages import mask_bytes, response_bytes
 from kvferry.cloud.story import NOTHING, Behind
 from kvferry.machine.ops import DecodeStep, Extents, Op, Prefill
-from kvferry.policies.assist.assistance import Assistance, Smoothing
+from kvferry.policies.assist.assistance import Assistance
 from kvferry.policies.assist.fallback import Alone, Fallback, fallback, too_late
 from kvferry.policies.assist.help import Help, Patience, patience_of
 from kvferry.policies.assist.optimiser import NoSetting, Setting, setting_of
@@ -142,9 +142,12 @@ class Estimates:
         env.run(until=storage_of(env, storage, lambda span: None).read(Extents([0], [n_bytes])))
         return float(env.now)
 
-    def patience(self, prompt: int, response_bytes: float, planned: bool, behind: Behind = NOTHING) -> Patience:
-        """How long a device waits for the cloud with a prompt of this length."""
-        there = self.assistance(prompt, response_bytes, "causal", self._scenario.link, behind)
+    def patience(self, prompt: int, ratio: float, wanted: Help, behind: Behind = NOTHING) -> Patience:
+        """How long a device waits for the cloud with a prompt of this length, of which such a part is prefilled."""
+        there, planned = (
+            self.assistance(prompt, ratio, wanted, self._scenario.link, behind),
+            wanted.patience_s == "planned",
+        )
         own_prefill_s = self.start_s + self.prefill_s(prompt, behind.here)
         return patience_of(own_prefill_s=own_prefill_s, cloud_ttft_s=there.cloud_ttft_s, planned=planned)
 
@@ -153,7 +156,7 @@ class Estimates:
         open."""
         workload = self._scenario.assist.workload
         ratio = workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
-        of = self.assistance(prompt, response_bytes(workload, prompt, ratio), wanted.smoothing, link, behind)
+        of = self.assistance(prompt, ratio, wanted, link, behind)
         found, alone = setting_of(of, wanted.tokens, wanted.ratio), self.alone(prompt, behind)
         if isinstance(found, Setting) and "auto" in (wanted.tokens, wanted.ratio):
             found = too_late(of, alone) or found
@@ -178,10 +181,10 @@ class Estimates:
         )
 
     def assistance(
-        self, prompt: int, response_bytes: float, smoothing: Smoothing, link: LinkSpec, behind: Behind = NOTHING
+        self, prompt: int, ratio: float, wanted: Help, link: LinkSpec, behind: Behind = NOTHING
     ) -> Assistance:
-        """Problem P of a prompt. Quality asks for at least so much of it as the workload says, but for no more than the
-        device's window holds."""
+        """Problem P of a prompt, with the bytes of a mask for such a part of it. Quality asks for at least so much of
+        it as the workload says, but for no more than the device's window holds."""
         assert self.prefilling is not None and self.decoding is not None
         workload = self._scenario.assist.workload
         handling = workload.handling
@@ -191,7 +194,10 @@ class Estimates:
         refined = max(1, round(least * prompt))
         sent = behind.here + prompt - behind.there
         cached = workload.beginning if self._serving.prefix_caching and not behind.there else 0
-        sent_s = _sent_s(sent * handling.prompt_token_bytes, link.up or link) + _sent_s(response_bytes, link)
+        apart = wanted.mask == "behind-token" and ratio < 1
+        answer_bytes = response_bytes(workload, prompt, 1.0 if apart else ratio)
+        sent_s = _sent_s(sent * handling.prompt_token_bytes, link.up or link) + _sent_s(answer_bytes, link)
+        mask_s = _sent_s(mask_bytes(workload, prompt, ratio), link) if apart else 0.0
         priced_s = {
             f"the cloud's prefill of {sent:,} tokens": self.prefilling.prefill_s(
                 sent - cached, self._serving, behind.there + cached
@@ -208,7 +214,7 @@ class Estimates:
             prompt_tokens=prompt,
             cloud_s_per_token=cloud_s / prompt,
             device_s_per_token=device_s / refined,
-            compress_s=handling.refine_token_s * prompt,
+            compress_s=handling.refine_token_s * prompt + mask_s,
             decompress_s=handling.unpack_token_s * prompt,
             round_trip_s=round_trips_of(link).mean_s + sent_s + handling.forward_s,
             cloud_tpot_s=cloud_tpot_s,
@@ -216,7 +222,8 @@ class Estimates:
             tolerable_tpot_s=workload.tolerable_tpot_s,
             least_ratio=least,
             most_device_tokens=self._window,
-            smoothing=smoothing,
+            smoothing=wanted.smoothing,
+            mask="behind-token" if apart else "with-token",
         )
 
 

@@ -6,6 +6,9 @@ from typing import Literal
 # What the tokens from the cloud amortise. `paper`: prefill(rl) - TTFT_c, as Eq. 4 has it, though Eq. 3 begins that
 # prefill at TTFT_c: what is shown stalls once. `causal`: TTFT_d - TTFT_c, the time that the device really takes.
 Smoothing = Literal["causal", "paper"]
+# How the mask reaches the device. `with-token`: in one message with the first token, which waits for it (3.3).
+# `behind-token`: in a message of its own, for which the first token does not wait.
+MaskComes = Literal["with-token", "behind-token"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +38,24 @@ class Assistance:
     # The longest prompt that the device takes. None: any.
     most_device_tokens: int | None = None
     smoothing: Smoothing = "causal"
+    mask: MaskComes = "with-token"
+
+    @property
+    def bare_ttft_s(self) -> float:
+        """Until the cloud's first token could be there, where it waits for no mask."""
+        return self.cloud_s_per_token * self.prompt_tokens + self.round_trip_s
 
     @property
     def cloud_ttft_s(self) -> float:
-        """Until the cloud's first token and the mask are there (Eq. 2): what the user waits."""
-        return self.cloud_s_per_token * self.prompt_tokens + self.compress_s + self.round_trip_s
+        """Until the cloud's first token is there (Eq. 2), and the mask where that comes with it: what the user
+        waits."""
+        waits_s = self.compress_s if self.mask == "with-token" else 0.0
+        return self.cloud_s_per_token * self.prompt_tokens + waits_s + self.round_trip_s
+
+    @property
+    def unpacked_s(self) -> float:
+        """From the cloud's first token until the mask is unpacked."""
+        return self.decompress_s + (self.compress_s if self.mask == "behind-token" else 0.0)
 
     def prefill_s(self, ratio: float) -> float:
         """The device's prefill of the refined prompt."""
@@ -47,7 +63,7 @@ class Assistance:
 
     def device_ttft_s(self, ratio: float) -> float:
         """Until the device has a first token of its own (Eq. 3)."""
-        return self.cloud_ttft_s + self.decompress_s + self.prefill_s(ratio)
+        return self.cloud_ttft_s + self.unpacked_s + self.prefill_s(ratio)
 
     def amortised_s(self, ratio: float) -> float:
         """The wait that tokens from the cloud are spread over, beyond the device's own pace. Negative where the device

@@ -36,10 +36,11 @@ class Fallback:
 def too_late(of: Assistance, alone: Alone) -> NoSetting | None:
     """Why no help is asked for, whatever P says: the device has its first token before the cloud's could be there.
     None: it has not. Eq. 5 says so of a ratio that is P's to choose, not of one that is given."""
-    cloud_ttft_s = of.cloud_ttft_s - of.compress_s
-    if alone.ttft_s > cloud_ttft_s:
+    if alone.ttft_s > of.bare_ttft_s:
         return None
-    what = f"the device has its own after {alone.ttft_s:.3g} s, and the cloud's could be there after {cloud_ttft_s:.3g}"
+    what = (
+        f"the device has its own after {alone.ttft_s:.3g} s, and the cloud's could be there after {of.bare_ttft_s:.3g}"
+    )
     return NoSetting(f"first token: {what}")
 
 
@@ -52,12 +53,11 @@ def fallback(
     ratio: float | Literal["auto"] = "auto",
 ) -> Fallback:
     """The one with which the first token comes first, as in P's objective: a device that is faster never has it later,
-    but for the mask that help may wait for. Of the two with a cloud, help, where its tokens keep the tolerated pace and
+    but for the mask that comes with it. Of the two with a cloud, help, where its tokens keep the tolerated pace and
     are fewer than the answer's; Eq. 6's upper bound, which spares the cloud, gives way. `tokens`, `ratio`: as a
     scenario says; auto: the whole prompt where Eq. 5 fails, else its least ratio, and as few tokens as keep the
     pace."""
-    cloud_ttft_s = of.cloud_ttft_s - of.compress_s
-    if alone.ttft_s <= cloud_ttft_s:
+    if alone.ttft_s <= of.bare_ttft_s:
         return Fallback("device", why)
     least, most = of.ratio_bounds
     if ratio == "auto":
@@ -66,7 +66,7 @@ def fallback(
         if ratio < 1:
             waits_s, tpot_s = of.device_ttft_s(ratio) - of.cloud_ttft_s, of.device_tpot_s
         else:
-            waits_s, tpot_s = alone.ttft_s - cloud_ttft_s, alone.tpot_s
+            waits_s, tpot_s = alone.ttft_s - of.bare_ttft_s, alone.tpot_s
         spare_s = of.tolerable_tpot_s - tpot_s
         needed = waits_s / spare_s if spare_s > 0 else math.inf
         tokens = 1 + max(1, math.ceil(needed - _ROUNDING)) if needed < answer_tokens else answer_tokens

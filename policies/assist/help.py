@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from kvferry.policies.assist.assistance import Smoothing
+from kvferry.policies.assist.assistance import MaskComes, Smoothing
 
 # A cloud that is as busy as planned for is not given up.
 _AT_LEAST_EXPECTED = 2.0
@@ -47,7 +47,7 @@ class Help:
     without a word from the cloud after which the device goes on by itself; auto, planned: as
     `patience_of` has them; None: it waits as long as it takes. ``refiner``: what chooses, where there is
     real attention; votes count by the attention behind them, as the paper does not say how heads agree and equal votes
-    lose the prompt's facts (docs/validation/quality.md)."""
+    lose the prompt's facts (docs/validation/quality.md). ``mask``: whether the first token waits for it."""
 
     tokens: int | Literal["auto"] = "auto"
     ratio: float | Literal["auto"] = "auto"
@@ -56,3 +56,4 @@ class Help:
     accepted: float = 0.6
     patience_s: float | Literal["auto", "planned"] | None = "planned"
     refiner: Refining = "weighted-sentences"
+    mask: MaskComes = "with-token"

@@ -30,7 +30,8 @@ def best_setting(of: Assistance) -> Setting:
     the objective and every token more holds a slot of the cloud.
 
     TTFT_d grows with r, so r is its lower bound unless Eq. 6 has no whole number there: then r grows as far as the
-    next one needs, whose upper bound is r >= ((L - 1) TPOT_c - decompress) / (k_d l).
+    next one needs, whose upper bound is r >= ((L - 1) TPOT_c - unpacked) / (k_d l), where the mask is unpacked so long
+    behind the first token.
 
     Raises NoSetting.
     """
@@ -41,7 +42,7 @@ def best_setting(of: Assistance) -> Setting:
     first = max(1, math.ceil(tolerated - _ROUNDING))
     last = min(_MOST_DECODED, math.floor(of.decoded_bounds(most)[1] + _ROUNDING))
     for decoded in range(first, last + 1):
-        needed = (decoded * of.cloud_tpot_s - of.decompress_s) / of.prefill_s(1.0)
+        needed = (decoded * of.cloud_tpot_s - of.unpacked_s) / of.prefill_s(1.0)
         ratio = min(most, max(least, needed))
         if of.decoded_bounds(ratio)[0] <= decoded + _ROUNDING:
             return Setting(ratio, decoded + 1)

@@ -1,6 +1,7 @@
 """When the tokens of an answer are shown, and whose: the cloud's at a steady pace, until the device's own come first
 (P/D-Device 3.3)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,15 +17,18 @@ class SpeedController:
 
     A token that is there neither by its slot nor when the device has one of its own for the same place is not waited
     for: the device's own is shown, and the cloud's further tokens are not. So nobody waits longer between two tokens
-    than `pace_s` and what the link delays one token more than another, or than the device itself takes.
+    than `pace_s` and what the link delays one token more than another, or than the device itself takes. No slot is
+    before `known_s`, when the pace became known: a mask behind the first token makes the second wait.
     """
 
     first_s: float
     pace_s: float
+    known_s: float = -math.inf
 
     def slot_s(self, n: int) -> float:
         """When the cloud's n-th token is due; the first is number 0."""
-        return self.first_s + self.pace_s * n
+        due_s = self.first_s + self.pace_s * n
+        return max(due_s, self.known_s) if n else due_s
 
     def own_from(
         self, came_s: Sequence[float], tokens: int, ready_s: float, tpot_s: float, ended_s: float | None = None

@@ -44,6 +44,47 @@ def test_a_prompt_that_is_refined_and_tokens_that_cover_its_prefill() -> None:
     assert got["largest_gap_s"] == pytest.approx(0.085)
 
 
+def test_a_mask_behind_the_first_token_which_does_not_wait_for_it() -> None:
+    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25, mask: behind-token}")
+    (one,) = run.requests
+    got = only(run)
+    # Prefilled after 139 ms; a first response of 1,100 B crosses behind half a round trip.
+    first_s = 0.020 + 0.004 + 0.010 + 0.005 + 0.100 + 0.010 + 0.0011
+    assert one.first_token_s == pytest.approx(first_s)
+    # Refined 20 ms later; the mask weighs some 100 B, with 100 B of a frame of its own.
+    mask_s = 0.159 + 0.010 + (got["response_bytes"] - 1100) * 1e-6
+    assert 150 < got["response_bytes"] - 1100 < 300
+    # Unpacked in 10 ms; 250 tokens are prefilled in 250.
+    own_s = mask_s + 0.010 + 0.250
+    assert got["own_first_s"] == pytest.approx(own_s)
+    pace_s = 0.020 + (own_s - first_s) / 4
+    assert got["pace_s"] == pytest.approx(pace_s)
+    shown_s = [first_s + pace_s * n for n in range(5)] + [own_s + 0.020 * n for n in range(5, 10)]
+    assert one.token_times_s == pytest.approx(shown_s)
+    # The cloud decodes from the first token on, and is done with refining when the device hears of it.
+    assert run.assisted is not None
+    assert run.assisted.cloud["cloud_latency_s"] == pytest.approx(0.100 + 4 * 0.010)
+    assert got["refined_s"] == pytest.approx(0.020)
+
+
+def test_a_second_token_waits_for_a_mask_that_takes_long() -> None:
+    # 200 us for each of 1,000 tokens: refined by 339 ms. The cloud's nine tokens are there by 219.
+    handling = {**BY_HAND["workload"]["handling"], "refine_token": "200 us"}
+    help_ = "policies.assist={name: optimised, tokens: 9, ratio: 0.25, mask: behind-token}"
+    run = ran(help_, workload={"handling": handling, "output": 20})
+    got, (one,) = only(run), run.requests
+    first_s = 0.1501
+    mask_s = 0.339 + 0.010 + (got["response_bytes"] - 1100) * 1e-6
+    pace_s = 0.020 + (mask_s + 0.260 - first_s) / 8
+    assert got["pace_s"] == pytest.approx(pace_s)
+    # The pace is known when the mask is unpacked, by when the second and the third token are due.
+    known_s = mask_s + 0.010
+    assert first_s + 2 * pace_s < known_s < first_s + 3 * pace_s
+    shown_s = [first_s, *2 * [known_s], *(first_s + pace_s * n for n in range(3, 9))]
+    assert one.token_times_s[:9] == pytest.approx(shown_s)
+    assert got["largest_gap_s"] == pytest.approx(known_s - first_s)
+
+
 def test_under_the_papers_smoothing_the_stream_stalls() -> None:
     # Eq. 4 spreads prefill(rl) - TTFT_c, as though prefill had begun when the request was sent.
     run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25, smoothing: paper}")

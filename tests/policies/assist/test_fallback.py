@@ -7,7 +7,7 @@ from assisted_phone import PHONE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.policies.assist.assistance import Assistance
+from kvferry.policies.assist.assistance import Assistance, MaskComes
 from kvferry.policies.assist.fallback import Alone, Fallback, fallback
 from kvferry.policies.assist.optimiser import NoSetting, Setting, setting_of
 
@@ -59,7 +59,7 @@ def first_token_s(of: Assistance, start_s: float) -> float:
         if instead.by == "device":
             return alone.ttft_s
         help_ = instead.setting or Setting(1.0, 200)
-    return of.cloud_ttft_s - (of.compress_s if help_.ratio == 1 else 0.0)
+    return of.bare_ttft_s if help_.ratio == 1 else of.cloud_ttft_s
 
 
 @given(
@@ -70,6 +70,7 @@ def first_token_s(of: Assistance, start_s: float) -> float:
     start_s=st.floats(0, 2),
     device=st.tuples(st.floats(0.02e-3, 5e-3), st.floats(0.005, 0.1)),
     faster=st.floats(1, 8),
+    mask=st.sampled_from(["with-token", "behind-token"]),
 )
 def test_a_faster_device_has_its_first_token_no_later_but_for_the_mask(
     prompt: int,
@@ -79,9 +80,12 @@ def test_a_faster_device_has_its_first_token_no_later_but_for_the_mask(
     start_s: float,
     device: tuple[float, float],
     faster: float,
+    mask: MaskComes,
 ) -> None:
+    """The mask that comes with it; one behind it makes none later."""
     of = replace(
         PHONE,
+        mask=mask,
         prompt_tokens=prompt,
         round_trip_s=round_trip_s,
         compress_s=compress * prompt,
@@ -90,7 +94,8 @@ def test_a_faster_device_has_its_first_token_no_later_but_for_the_mask(
         device_tpot_s=device[1],
     )
     quick = replace(of, device_s_per_token=device[0] / faster, device_tpot_s=device[1] / faster)
-    assert first_token_s(quick, start_s) <= first_token_s(of, start_s) + of.compress_s + 1e-9
+    mask_s = of.compress_s if mask == "with-token" else 0.0
+    assert first_token_s(quick, start_s) <= first_token_s(of, start_s) + mask_s + 1e-9
 
 
 @pytest.mark.parametrize("compress_s", [0.0, 0.1])
@@ -98,3 +103,5 @@ def test_from_the_cloud_alone_to_help_the_mask_is_all_that_is_later(compress_s: 
     slow = replace(PHONE, tolerable_tpot_s=0.045, compress_s=compress_s)
     quick = replace(slow, device_s_per_token=slow.device_s_per_token / 2, device_tpot_s=slow.device_tpot_s / 2)
     assert first_token_s(quick, 0.0) == pytest.approx(first_token_s(slow, 0.0) + compress_s)
+    slow, quick = (replace(of, mask="behind-token") for of in (slow, quick))
+    assert first_token_s(quick, 0.0) == pytest.approx(first_token_s(slow, 0.0))

@@ -34,6 +34,20 @@ def test_as_the_paper_amortises() -> None:
     assert smoothed_tpot_s(paper, 0.25, 36) == pytest.approx(0.04 + 2.05 / 35)
 
 
+def test_a_mask_behind_the_first_token_waits_for_nobody_but_the_device() -> None:
+    # The first token is there 0.1 s sooner, and the device's own no later: 3.15 s, over 60 ms each.
+    behind = replace(PHONE, mask="behind-token")
+    assert behind.cloud_ttft_s == pytest.approx(0.85) == PHONE.bare_ttft_s
+    assert behind.device_ttft_s(0.25) == pytest.approx(PHONE.device_ttft_s(0.25))
+    assert behind.ratio_bounds == PHONE.ratio_bounds
+    assert behind.decoded_bounds(0.25) == pytest.approx((3.15 / 0.06, 3.15 / 0.03))
+    assert best_setting(behind) == Setting(0.25, 54)
+    assert smoothed_tpot_s(behind, 0.25, 54) == pytest.approx(0.04 + 3.15 / 53)
+    # Of 40 tokens one needs half; refining and unpacking take 12 ms of its 30, and 18 are left to prefill.
+    short = replace(behind, prompt_tokens=40, compress_s=6e-3, decompress_s=6e-3, round_trip_s=0.0)
+    assert best_setting(short) == Setting(pytest.approx(0.3), 2)
+
+
 def test_a_short_prompt_is_kept_longer_where_eq_6_has_no_whole_number() -> None:
     # 10 tokens take the device 15 ms: no token of 30 ms is decoded meanwhile at r = 0.25 (3.75 ms), nor at any r.
     short = replace(PHONE, prompt_tokens=10, compress_s=0.0, decompress_s=0.0, round_trip_s=0.0)
@@ -99,7 +113,7 @@ def _program(of: Assistance, least: float, most: float) -> tuple[pulp.LpProblem,
     decoded = program.add_variable("decoded", 1, 100_000, cat="Integer")
     whole_s, at_zero_s = of.prefill_s(1.0), of.amortised_s(0.0)
     program += whole_s * ratio + at_zero_s <= (of.tolerable_tpot_s - of.device_tpot_s) * decoded
-    program += of.cloud_tpot_s * decoded <= of.decompress_s + whole_s * ratio
+    program += of.cloud_tpot_s * decoded <= of.unpacked_s + whole_s * ratio
     return program, ratio, decoded
 
 
@@ -119,8 +133,9 @@ seconds = st.floats(1e-3, 1.0)
     tpots=st.tuples(seconds, st.floats(5e-3, 0.2), st.floats(5e-3, 0.4)),
     ratio=st.floats(0.05, 1.0),
     smoothing=st.sampled_from(["paper", "causal"]),
+    mask=st.sampled_from(["with-token", "behind-token"]),
 )
-def test_the_closed_form_is_the_programs(tokens, cloud, device, extra, tpots, ratio, smoothing) -> None:  # type: ignore[no-untyped-def]
+def test_the_closed_form_is_the_programs(tokens, cloud, device, extra, tpots, ratio, smoothing, mask) -> None:  # type: ignore[no-untyped-def]
     of = Assistance(
         prompt_tokens=tokens,
         cloud_s_per_token=cloud,
@@ -133,6 +148,7 @@ def test_the_closed_form_is_the_programs(tokens, cloud, device, extra, tpots, ra
         tolerable_tpot_s=tpots[2],
         least_ratio=ratio,
         smoothing=smoothing,
+        mask=mask,
     )
     try:
         best = best_setting(of)
