@@ -126,10 +126,12 @@ class Continued:
 
     The answer is what ``following`` has, as it comes from the cloud (the token corrector), then what ``stands``, then
     what the machine says; whatever it had said behind that is dropped. ``said`` is told every token of its own as it is
-    there. ``by_text``: the cloud's ids are another tokenizer's.
+    there. ``by_text``: the cloud's ids are another tokenizer's. ``read``: how many of ``stands`` come before the run's
+    own tokens, and were read before it but for the last.
     """
 
     following: Following | None = None
     said: Said | None = None
     stands: tuple[Any, ...] = ()
     by_text: bool = False
+    read: int = 0

@@ -78,6 +78,19 @@ class Answer:
         self.own += [None] * len(times_s) if tokens is None else tokens
         self._display.show_all(times_s)
 
+    @property
+    def all_came(self) -> bool:
+        """Whether every token that was asked for has come, and fits the device's own."""
+        return self.following.ended and self._ended_s is None and not self.by_text
+
+    def caught_up(self, begin_s: float, end_s: float, tokens: int) -> None:
+        """A modelled device, behind all of the cloud's tokens at `begin_s`, has decoded this many more until `end_s`,
+        at an even pace. None is shown before its turn."""
+        tpot_s = (end_s - begin_s) / tokens
+        first_s = begin_s + tpot_s
+        late_s = 0.0 if self._speed is None else max(0.0, self._speed.slot_s(len(self.came_s)) - first_s)
+        self.said_all((np.linspace(first_s, end_s, tokens) + late_s).tolist(), None)
+
     def decoded(self, begin_s: float, end_s: float, tokens: int, from_cloud: int) -> None:
         """A modelled device had the answer's first token at `begin_s` and decoded the others until `end_s`, at an even
         pace. What the cloud did not say in time, of this many tokens that it was to say, the device has said."""

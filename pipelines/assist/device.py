@@ -10,11 +10,12 @@ import simpy
 from kvferry.cloud.messages import Message, ask, mask_apart, one_line, refined_tokens
 from kvferry.cloud.story import Behind, Story
 from kvferry.machine.channel import Channel
+from kvferry.machine.following import Following
 from kvferry.machine.handles import Continued
 from kvferry.machine.handling import Forget, Prepare, Prepared, Unpack
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Lease, Machine, Refused
-from kvferry.machine.ops import DecodeRun, Extents
+from kvferry.machine.ops import DecodeRun, Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.answer import Answer
 from kvferry.pipelines.assist.conversation import Conversation
@@ -147,7 +148,9 @@ class Device:
             self._paced(story, answer, refined, expected_s, said, known_s)
             yield self._prefill(machine, story, rest, beginning, before) if rest else before[0]
             story.own_first_s = env.now
-            if not coming.triggered or len(answer) < story.output:
+            if self._help.catch_up == "prefill" and answer.all_came and 1 < len(answer) < story.output:
+                yield from self._caught_up(machine, story, refined, answer)
+            elif not coming.triggered or len(answer) < story.output:
                 # It decodes through the tokens that it was sent as well, and goes on from there (procedure 2).
                 yield from self._decoded(machine, story, refined, answer, cloud)
         yield from self._ended(machine, story, answer, *leases)
@@ -294,6 +297,22 @@ class Device:
             what = f"token {came + 1:,} of {story.tokens:,} was not there when the device had its own"
             story.happened = f"{what}, with which it went on"
 
+    def _caught_up(self, machine: Machine, story: Story, refined: int, answer: Answer) -> Process:
+        """Takes in all of the cloud's tokens but the last in one pass, and decodes from that one on."""
+        stands, came, before = tuple(answer.following.pieces), len(answer), story.behind.here + refined
+        seen = before if self._window is None else min(before, self._window)
+        machine.submit(Prefill(came - 1, seen, (stands[:-1], ())), request=story.request)
+        nothing = Following()
+        nothing.end()
+        of = Continued(nothing, answer.said, stands, read=came)
+        run = machine.submit(
+            DecodeRun(story.output - came, before + came, of, window_tokens=self._window, kernel=self.kernel),
+            request=story.request,
+        )
+        if (yield run) is None:
+            assert run.start_s is not None and run.end_s is not None
+            answer.caught_up(run.start_s, run.end_s, story.output - came)
+
     def _ended(self, machine: Machine, story: Story, answer: Answer, *leases: Lease) -> Process:
         story.shown_s = yield answer.shown()
         story.end_s = max(machine.env.now, float(story.shown_s[-1]))
@@ -313,7 +332,7 @@ class Device:
             amortised_s = (
                 self._refine_s(story) + unpack_s + self._estimates.prefill_s(rest, story.behind.here + beginning)
             )
-        return self._own_tpot_s(story, refined) + amortised_s / (story.planned - 1)
+        return self._covering_s(story, refined, amortised_s)
 
     def _expected_s(self, machine: Machine, ready_s: float, rest: int, before: int) -> float:
         """When the device's own first token is expected, where it can prefill the rest of a prompt from `ready_s`."""
@@ -343,8 +362,17 @@ class Device:
             amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
         else:
             amortised_s = expected_s - story.first_s
-        own_s = self._own_tpot_s(story, refined) + max(0.0, amortised_s) / (story.planned - 1)
+        own_s = self._covering_s(story, refined, amortised_s)
         return max(own_s, min(cloud_tpot_s, self._workload.tolerable_tpot_s))
+
+    def _covering_s(self, story: Story, refined: int, amortised_s: float) -> float:
+        """The pace at which as many tokens as planned cover this wait (Assistance.covering), no faster than the
+        device's own."""
+        own_s, wait_s = self._own_tpot_s(story, refined), max(0.0, amortised_s)
+        if self._help.catch_up == "decode":
+            return own_s + wait_s / (story.planned - 1)
+        catch_up_s = self._estimates.prefill_s(story.planned - 1, story.behind.here + refined)
+        return max(own_s, (wait_s + catch_up_s + own_s) / story.planned)
 
     def _own_tpot_s(self, story: Story, refined: int) -> float:
         return self._estimates.tpot_s(story.behind.here + refined + story.output / 2)

@@ -210,6 +210,11 @@ class Estimates:
         }
         _check_positive(priced_s)
         cloud_s, device_s, cloud_tpot_s, device_tpot_s = priced_s.values()
+        catch_up_s = None
+        if wanted.catch_up == "prefill":
+            # As many as cover the device's prefill at the tolerated pace; a few more take hardly longer.
+            covering = max(1, math.ceil(device_s / workload.tolerable_tpot_s)) if workload.tolerable_tpot_s else 1
+            catch_up_s = self.prefill_s(covering, behind.here + refined)
         return Assistance(
             prompt_tokens=prompt,
             cloud_s_per_token=cloud_s / prompt,
@@ -223,6 +228,7 @@ class Estimates:
             least_ratio=least,
             most_device_tokens=self._window,
             smoothing=wanted.smoothing,
+            catch_up_s=catch_up_s,
             mask="behind-token" if apart else "with-token",
         )
 

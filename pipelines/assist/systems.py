@@ -9,7 +9,7 @@ from pydantic import Field
 from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
 from kvferry.pipelines.policy_schema import Schema, stand_ins
 from kvferry.policies.assist.assistance import MaskComes, Smoothing
-from kvferry.policies.assist.help import Help, Refining
+from kvferry.policies.assist.help import CatchUp, Help, Refining
 from kvferry.policies.assist.serving import Routing, Serving
 from kvferry.scenarios.resolve import Complaint
 
@@ -26,6 +26,7 @@ def help_of(
     patience_s: Annotated[float, Field(gt=0)] | Literal["auto", "planned"] | None = "planned",
     refiner: Refining = "weighted-sentences",
     mask: MaskComes = "with-token",
+    catch_up: CatchUp = "decode",
 ) -> None:
     """What a scenario may say of `assist`."""
 
@@ -51,7 +52,7 @@ _ROLES: dict[str, tuple[str, Callable[..., None]]] = {
 
 # Of Help what has an effect, by who answers.
 _COUNTS: dict[Answers, tuple[str, ...]] = {
-    "helped": ("tokens", "ratio", "smoothing", "patience_s", "refiner", "mask"),
+    "helped": ("tokens", "ratio", "smoothing", "patience_s", "refiner", "mask", "catch_up"),
     "device": (),
     "cloud": ("patience_s",),
     "in-turns": ("draft", "accepted", "patience_s"),

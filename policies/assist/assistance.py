@@ -1,5 +1,6 @@
 """What a device's wait for its first tokens depends on, and what a cloud's help makes of it (P/D-Device 3.2 to 3.4)."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,6 +40,8 @@ class Assistance:
     most_device_tokens: int | None = None
     smoothing: Smoothing = "causal"
     mask: MaskComes = "with-token"
+    # Of the device, for all tokens from the cloud in one pass. None: it decodes through them.
+    catch_up_s: float | None = None
 
     @property
     def bare_ttft_s(self) -> float:
@@ -85,9 +88,17 @@ class Assistance:
         """Least and largest L - 1 (Eq. 6): a pace that users tolerate, and no decoding in the cloud beyond the device's
         first token. The least is infinite where users do not tolerate the device's own pace, or nothing
         above it."""
-        spare_s, amortised_s = self.tolerable_tpot_s - self.device_tpot_s, self.amortised_s(ratio)
-        if spare_s > 0:
-            least = max(0.0, amortised_s) / spare_s
-        else:
-            least = 0.0 if spare_s == 0 and amortised_s <= 0 else float("inf")
+        least = self.covering(self.amortised_s(ratio), self.device_tpot_s)
         return least, (self.device_ttft_s(ratio) - self.cloud_ttft_s) / self.cloud_tpot_s
+
+    def covering(self, wait_s: float, tpot_s: float) -> float:
+        """Least L - 1 with which a wait is covered at the tolerated pace by a device that takes `tpot_s` for a token.
+        It decodes through them while they are shown (Eq. 4), or is behind all of them in one pass, and then decodes
+        the next: (wait + pass + TPOT_d) / L <= tau."""
+        wait_s, spare_s = max(0.0, wait_s), self.tolerable_tpot_s - tpot_s
+        if self.catch_up_s is not None:
+            covered = max(0.0, (wait_s + self.catch_up_s + tpot_s) / self.tolerable_tpot_s - 1)
+            return covered if spare_s >= 0 else math.inf
+        if spare_s > 0:
+            return wait_s / spare_s
+        return 0.0 if spare_s == 0 and wait_s <= 0 else math.inf

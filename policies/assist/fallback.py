@@ -67,8 +67,7 @@ def fallback(
             waits_s, tpot_s = of.device_ttft_s(ratio) - of.cloud_ttft_s, of.device_tpot_s
         else:
             waits_s, tpot_s = alone.ttft_s - of.bare_ttft_s, alone.tpot_s
-        spare_s = of.tolerable_tpot_s - tpot_s
-        needed = waits_s / spare_s if spare_s > 0 else math.inf
+        needed = of.covering(waits_s, tpot_s) if tpot_s < of.tolerable_tpot_s else math.inf
         tokens = 1 + max(1, math.ceil(needed - _ROUNDING)) if needed < answer_tokens else answer_tokens
     if tokens >= answer_tokens:
         return Fallback("cloud", why)

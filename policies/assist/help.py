@@ -37,6 +37,9 @@ def patience_of(*, own_prefill_s: float, cloud_ttft_s: float, planned: bool = Fa
 
 # Refiners that go by the observation window, or by nothing.
 Refining = Literal["snapkv-sentences", "weighted-sentences", "snapkv", "streaming-llm"]
+# How a device gets behind the cloud's tokens, where all are there when it has prefilled: one by one (procedure 2), or
+# in one pass, as a prompt.
+CatchUp = Literal["decode", "prefill"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,8 @@ class Help:
     without a word from the cloud after which the device goes on by itself; auto, planned: as
     `patience_of` has them; None: it waits as long as it takes. ``refiner``: what chooses, where there is
     real attention; votes count by the attention behind them, as the paper does not say how heads agree and equal votes
-    lose the prompt's facts (docs/validation/quality.md). ``mask``: whether the first token waits for it."""
+    lose the prompt's facts (docs/validation/quality.md). ``mask``: whether the first token waits for it.
+    ``catch_up``: how the device gets behind the cloud's tokens."""
 
     tokens: int | Literal["auto"] = "auto"
     ratio: float | Literal["auto"] = "auto"
@@ -57,3 +61,4 @@ class Help:
     patience_s: float | Literal["auto", "planned"] | None = "planned"
     refiner: Refining = "weighted-sentences"
     mask: MaskComes = "with-token"
+    catch_up: CatchUp = "decode"

@@ -157,7 +157,7 @@ class AssistRunner(RegisteredOps):
         asked, of = self._of(request), op.of or Continued()
         if of.following is None:
             return self._drafts(asked, [one for one, _ in of.stands], op.tokens)
-        return self._followed(asked, of, op.tokens + 1)
+        return self._followed(asked, of, op.tokens + (of.read or 1))
 
     def _drafts(self, asked: _Asked, stands: list[int], tokens: int) -> list[Token]:
         drafts: list[int] = []

@@ -97,6 +97,34 @@ def test_under_the_papers_smoothing_the_stream_stalls() -> None:
     assert got["largest_gap_s"] > 1.5 * got["pace_s"]
 
 
+def test_a_device_that_takes_the_clouds_tokens_in_one_pass() -> None:
+    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25, catch_up: prefill}")
+    (one,) = run.requests
+    got = only(run)
+    # All five are there when 260 ms are over. Four are taken in within 4 ms; the fifth is read in a step of 20.
+    assert got["own_first_s"] == pytest.approx(got["first_s"] + 0.260)
+    assert got["pace_s"] == pytest.approx((0.260 + 0.004 + 0.020) / 5)
+    own_s = got["own_first_s"] + 0.004
+    shown_s = [got["first_s"] + got["pace_s"] * n for n in range(5)] + [own_s + 0.020 * n for n in range(1, 6)]
+    assert one.token_times_s == pytest.approx(shown_s)
+
+
+def test_one_pass_needs_fewer_tokens() -> None:
+    # (260 + 3 + 20 ms) / L stay below 100 ms with three tokens, where Eq. 4 takes five.
+    run = ran("policies.assist={name: optimised, catch_up: prefill}")
+    assert (only(run)["ratio"], only(run)["tokens"]) == (0.25, 3)
+    assert only(run)["largest_gap_s"] == pytest.approx((0.260 + 0.002 + 0.020) / 3)
+
+
+def test_tokens_that_are_not_there_yet_are_decoded_through() -> None:
+    # The cloud's last of thirty comes 290 ms behind the first, the device's own first token 260 ms.
+    both = [
+        ran(f"policies.assist={{name: optimised, tokens: 30, ratio: 0.25, catch_up: {how}}}", workload={"output": 40})
+        for how in ("prefill", "decode")
+    ]
+    assert both[0].requests[0].token_times_s[30:] == both[1].requests[0].token_times_s[30:]
+
+
 def test_as_problem_p_has_it() -> None:
     # r is the least that quality allows, 0.25; 260 ms over at most 100 - 20 ms each take 4 tokens behind the first.
     got = only(ran())
