@@ -1,5 +1,6 @@
 """A device and a cloud with real models, in one process: every system, and every fault, ends with the whole answer."""
 
+import time
 from typing import Any
 
 import pytest
@@ -8,8 +9,10 @@ pytest.importorskip("torch")
 from tiny import changed
 
 from kvferry.model.request_session import RequestSession
+from kvferry.pipelines.assist.device import Device
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
+from kvferry.pipelines.workload import Process
 from kvferry.scenarios.loader import load_scenario
 
 pytestmark = pytest.mark.torch
@@ -88,6 +91,26 @@ def test_a_refined_prompt_and_corrected_tokens(alone: str) -> None:
     assert column(run, "came") == [5, 5]
     assert all(0 <= corrected <= 5 for corrected in column(run, "corrected"))
     assert run.tally.bytes_of("uplink", "Message") > 2 * 320
+
+
+def test_tokens_taken_in_one_pass_leave_the_answer_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, caught_up, passes = RequestSession.more, Device._caught_up, list[int]()
+
+    def slow(self: RequestSession, *args: Any) -> Any:
+        # The cloud's tokens are there before the device has prefilled.
+        time.sleep(0.4)
+        return prefill(self, *args)
+
+    def counted(self: Device, *args: Any) -> Process:
+        passes.append(len(args[-1]))
+        return caught_up(self, *args)
+
+    monkeypatch.setattr(RequestSession, "more", slow)
+    monkeypatch.setattr(Device, "_caught_up", counted)
+    asked = LIVE["policies"]["assist"]
+    decoded, at_once = (ran(policies={"assist": {**asked, "catch_up": how}}) for how in ("decode", "prefill"))
+    assert passes == [5] and said(at_once) == said(decoded)
+    assert column(at_once, "came") == [5] and column(at_once, "lost") == [0]
 
 
 def test_a_prompt_stays_unless_the_scenario_says_otherwise(alone: str) -> None:
