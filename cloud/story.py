@@ -1,5 +1,6 @@
 """One request as it went: what the roles leave behind."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,3 +69,11 @@ class Story:
     answer: str | None = None
     # What a right answer begins with, where that is known.
     wanted: str | None = None
+    # Breaks off what is under way with the cloud; None: nothing is.
+    hang_up: Callable[[], None] | None = None
+    is_offline: bool = False
+
+    def go_offline(self) -> None:
+        self.is_offline = True
+        if self.hang_up is not None:
+            self.hang_up()

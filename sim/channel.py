@@ -101,6 +101,13 @@ class _Inbox:
         """Let nothing more come to who waits by this."""
         self._waiting.remove(taken)
 
+    def drop_after(self, time_s: float) -> None:
+        """Of a stream that broke off, what would have arrived later does not."""
+        if self.broken_off is not None:
+            times_s = self.broken_off.times_s
+            there = sum(time <= time_s for time in times_s)
+            self.broken_off = Streamed(times_s[:there], self.broken_off.values[:there])
+
     def cut(self, why: str) -> None:
         """Nothing more comes to anybody."""
         if not self.gone.triggered:
@@ -211,6 +218,7 @@ class ChannelEnd:
         self._broken()
         if self._incoming.stream is not None:
             self._incoming.stream.cut()
+            self._incoming.drop_after(self._env.now)
         self._incoming.cut(f"the channel with {peer} was ended")
         # Where the link has ended, the peer learns it by itself.
         crossing = self._carry(here, peer, 0.0)

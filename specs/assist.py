@@ -64,6 +64,16 @@ class NetworkSpec(Part):
     link: LinkSpec
 
 
+class ChurnSpec(Part):
+    """Devices that come and go: each is online and offline in turn, for times that are exponential about these means.
+    One that goes offline hangs up, and goes on by itself."""
+
+    # For how long it is online, in the mean.
+    online_s: Seconds = Field(gt=0)
+    # For how long it is offline, in the mean.
+    offline_s: Seconds = Field(gt=0)
+
+
 class CloudFaultSpec(Part):
     """What goes wrong in the cloud with every request, to see what devices make of it."""
 
@@ -109,6 +119,8 @@ class AssistSpec(Part):
     tolerable_tpot_s: Seconds = Field(default=0.1, gt=0)
     # Further devices than the first are each on one of these, by chance. None: all on the scenario's link.
     networks: tuple[NetworkSpec, ...] | None = Field(default=None, min_length=1, max_length=16)
+    # Devices that come and go. None: all are online all the time.
+    churn: ChurnSpec | None = None
     # Whether prompts may leave the device. None: in a modelled world.
     privacy: Literal["may-leave", "stays"] | None = None
     # Whether the device's model is in memory when a request comes. False: it is loaded from storage each time.

@@ -44,6 +44,7 @@ class Source(IntEnum):
     NEEDLES = 45
     SESSIONS = 46
     LINK_COURSES = 47
+    CHURN = 48
 
 
 def generator(source: Source, seed: int, *place: int) -> np.random.Generator:

@@ -118,6 +118,12 @@ class Conversation:
         received.callbacks.append(lambda received: self._over(received, answer))
         return self.coming
 
+    def break_off(self, why: str) -> None:
+        """Hang up, unless all that was asked for is there."""
+        if not self.coming.triggered:
+            self._happened(why)
+            self._channel.hang_up()
+
     def leave(self) -> None:
         """Listen no longer, and let the cloud know."""
         self._left = True

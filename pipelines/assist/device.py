@@ -3,6 +3,7 @@ cloud is gone, silent, or sends what cannot be used, it finishes the answer with
 
 import math
 from collections.abc import Generator
+from functools import partial
 from typing import Any, TypeVar
 
 import simpy
@@ -182,6 +183,9 @@ class Device:
         cloud = Conversation(machine.env, channel, story, self._front, patience_s, apart)
         cloud.send(message, n_bytes)
         story.asked_s = machine.env.now
+        story.hang_up = partial(cloud.break_off, "the device went offline")
+        if story.is_offline:
+            story.hang_up()
         return cloud
 
     def _patience(self, story: Story) -> Patience:
@@ -314,6 +318,8 @@ class Device:
             answer.caught_up(run.start_s, run.end_s, story.output - came)
 
     def _ended(self, machine: Machine, story: Story, answer: Answer, *leases: Lease) -> Process:
+        # What the machine asks next is another conversation.
+        story.hang_up = None
         story.shown_s = yield answer.shown()
         story.end_s = max(machine.env.now, float(story.shown_s[-1]))
         story.came, story.answer = len(answer.came_s), answer.text

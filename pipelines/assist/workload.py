@@ -30,6 +30,7 @@ from kvferry.specs.assist import AssistSpec
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.assisted import assisted_requests, networks_of
+from kvferry.traces.coverage import Coverage
 from kvferry.traces.request import Request
 
 # Progress is reported every this many requests.
@@ -104,6 +105,7 @@ class AssistFlow:
         self._device = self._roles.device()
         self._cloud: Cloud | None = None
         self._networks = networks_of(workload, scenario.seed)
+        self._coverage = None if workload.churn is None else Coverage(workload.churn, scenario.seed)
         self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
         # By network and prompt's length.
         self._settings: dict[tuple[int, int], Setting | Fallback] = {}
@@ -254,6 +256,8 @@ class AssistFlow:
         network = int(self._networks[story.device])
         machine = world.crowd.device(story.device, self._links.get(network))
         role = self._device.alone
+        if story.tokens and self._coverage is not None:
+            self._while_online(world, story, self._coverage)
         if story.tokens:
             if self._cloud is not None:
                 self._serve(self._cloud, machine, story)
@@ -264,6 +268,17 @@ class AssistFlow:
             }[self._system.answers]
         yield from role(machine, story)
         world.crowd.leave(story.device)
+
+    def _while_online(self, world: World, story: Story, coverage: Coverage) -> None:
+        """Has the device ask nobody where it is offline, and hang up when it goes so."""
+        env = world.machine.env
+        online, until_s = coverage.of(story.device, env.now)
+        if not online:
+            story.tokens, story.planned, story.ratio, story.alone = 0, 0, 1.0, "the device is offline"
+            return
+        goes = at(env, until_s)
+        assert goes.callbacks is not None
+        goes.callbacks.append(lambda _: story.go_offline())
 
     def _serve(self, cloud: Cloud, machine: Machine, story: Story) -> None:
         """Have the cloud of this world wait for the story's request."""
