@@ -137,8 +137,9 @@ FIGURES: dict[str, Figure] = {
     "kv_relative_error": Figure(
         "KV error",
         "low",
-        "error of the KV relative to its size, by what was measured of its encoding on a bundled model; what was"
-        " computed has none. Streamed with a clearly larger one than others: answers of lower quality (*)",
+        "error of the KV relative to its size, by what was measured of its encoding on a bundled model, in a real run"
+        " on the model that runs; what was computed has none. Streamed with a clearly larger one than others: answers"
+        " of lower quality (*)",
     ),
     "kv_kl_nats": Figure(
         "KL, nats (indicator)",

@@ -1,8 +1,8 @@
 """The figures of a run, under the project's metric keys."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from kvferry.analysis.assisted import assisted_metrics, fleet_metrics
 from kvferry.analysis.decoding import decoding_metrics
 from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_cloud_energy, why_no_energy
 from kvferry.analysis.sessions import session_metrics
-from kvferry.codecs.sizes import of_mixture
+from kvferry.codecs.sizes import mixed_error, of_mixture
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import SloSpec
@@ -64,7 +64,8 @@ def metrics_of(
       bound gives each request the device and link for itself, so under concurrency they hold queueing too.
       ``streamed_share``: units fetched of all units; ``streamed_bits_per_value``: over what was fetched;
       ``kv_relative_error`` and ``kv_kl_nats``: what the encodings cost in quality, mean over the requests, by the table
-      that was measured on a bundled model (codecs/sizes.py): an indicator; absent for a codec that has none.
+      that was measured on a bundled model (codecs/sizes.py): an indicator; absent for a codec that has none. Of a real
+      run the error alone, as measured on the model that ran.
       ``wasted_bytes``: fetched for nothing over the run: the processor was first, not all came, or it was unusable.
     Energy:
       ``energy_j``: the run's energy, idle time between requests included, over its requests; and the parts
@@ -82,7 +83,7 @@ def metrics_of(
       ``temperature_max_c``; ``least_clock``, a share of the full one; ``throttled_s``: how long it was below that, and
       ``first_throttled_s``, when it first was.
     """
-    found = _request_metrics(run.requests, measure) | _loading_metrics(run.requests)
+    found = _request_metrics(run.requests, measure) | _loading_metrics(run.requests, run.measured)
     if slo is not None:
         found |= _slo_metrics(run.requests, slo)
     if run.requests:
@@ -186,7 +187,7 @@ def _slo_metrics(requests: Sequence[RequestRecord], slo: SloSpec) -> dict[str, f
     return found
 
 
-def _loading_metrics(requests: Sequence[RequestRecord]) -> dict[str, float | None]:
+def _loading_metrics(requests: Sequence[RequestRecord], measured: Mapping[str, Any]) -> dict[str, float | None]:
     loaded = [(r.loaded_s - r.arrival_s, r) for r in requests if r.loaded_s is not None]
     bounded = [(load_s, r.bound_s) for load_s, r in loaded if r.bound_s]
     computed, streamed = sum(r.units_computed for r in requests), sum(r.units_streamed for r in requests)
@@ -200,8 +201,13 @@ def _loading_metrics(requests: Sequence[RequestRecord]) -> dict[str, float | Non
             "regret": regrets.mean(),
             "regret_p95": _percentile(regrets, 95),
         }
-    lost = [of_mixture(r.codec, r.shares_by_level) for _, r in loaded if r.codec is not None]
-    if lost and None not in lost:
+    coded_requests = [r for _, r in loaded if r.codec is not None]
+    lost = [of_mixture(str(r.codec), r.shares_by_level) for r in coded_requests]
+    if coded_requests and measured.get("kv_relative_errors"):
+        # What was measured on the model that runs goes before what is known of another; so does not knowing.
+        by_level = measured["kv_relative_errors"]
+        found["kv_relative_error"] = _mean([mixed_error(by_level, r.shares_by_level) for r in coded_requests])
+    elif lost and None not in lost:
         errors, divergences = zip(*filter(None, lost), strict=True)
         found |= {"kv_relative_error": _mean(errors), "kv_kl_nats": _mean(divergences)}
     if computed + streamed:

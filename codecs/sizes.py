@@ -12,7 +12,7 @@ differences between tokens, which would lower the entropies themselves.
 
 import csv
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
@@ -167,5 +167,11 @@ def of_mixture(codec: str, shares: Mapping[int, float]) -> Distortion | None:
     levels = measured().get(codec)
     if levels is None:
         return None
-    square = sum(share * levels[level].relative_error ** 2 for level, share in shares.items())
-    return Distortion(square**0.5, sum(share * levels[level].kl_nats for level, share in shares.items()))
+    error = mixed_error([one.relative_error for one in levels], shares)
+    return Distortion(error, sum(share * levels[level].kl_nats for level, share in shares.items()))
+
+
+def mixed_error(by_level: Sequence[float], shares: Mapping[int, float]) -> float:
+    """Returns the relative error of KV whose parts came in these shares at levels with these errors."""
+    square: float = sum(share * by_level[level] ** 2 for level, share in shares.items())
+    return square**0.5

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kvferry.backends.live.loading.distortion import relative_errors
+from kvferry.backends.live.loading.library import chunks_of
 from kvferry.codecs import codec
 from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts
@@ -36,18 +38,15 @@ def measured(exact: Session, ids: torch.Tensor, name: str, level: int) -> tuple[
     """Relative error, divergence and bits per value of one codec's level."""
     kv = exact.kv
     coded = Session(exact.decoder.model, exact.context[0].tolist(), chunk_tokens=CHUNK_TOKENS, room=ids.shape[1])
-    n_bytes, values, square, error = 0, 0, 0.0, 0.0
+    n_bytes, values = 0, 0
     for t, l, h in np.ndindex(len(kv.tokens), kv.layers, kv.heads):
         keys, kept = (part.float().numpy() for part in kv.chunk(t, l, h))
         data = codec.encode(name, keys, kept, level, l / kv.layers)
-        decoded = codec.decode(data)
-        coded.load(t, l, h, *map(torch.from_numpy, decoded))
+        coded.load(t, l, h, *map(torch.from_numpy, codec.decode(data)))
         n_bytes, values = n_bytes + len(data), values + keys.size + kept.size
-        square += float((keys**2).sum() + (kept**2).sum())
-        error += float(((decoded[0] - keys) ** 2).sum() + ((decoded[1] - kept) ** 2).sum())
     true, own = logits(exact, ids), logits(coded, ids)
     kl = float((true.exp() * (true - own)).sum(-1).mean())
-    return (error / square) ** 0.5, kl, 8 * n_bytes / values
+    return relative_errors(chunks_of(exact), name, kv.layers)[level], kl, 8 * n_bytes / values
 
 
 def main() -> None:

@@ -294,6 +294,18 @@ def test_what_the_encoding_costs_is_the_mean_over_the_loads() -> None:
     assert metrics["kv_kl_nats"] == pytest.approx((fine.kl_nats + coarse.kl_nats / 4) / 2)
 
 
+def test_a_real_runs_error_is_that_of_the_model_that_ran() -> None:
+    loads = [
+        RequestRecord(request=0, arrival_s=0.0, loaded_s=1.0, codec="cachegen", shares_by_level={0: 0.5, 1: 0.5}),
+        RequestRecord(request=1, arrival_s=0.0, loaded_s=1.0, codec="cachegen", shares_by_level={0: 0.25}),
+    ]
+    run = Run(outcome="done", requests=tuple(loads), measured={"kv_relative_errors": [0.1, 0.2]})
+    metrics = metrics_of(run, main_processor="gpu")
+    # sqrt(0.5 x 0.01 + 0.5 x 0.04), and half of 0.1.
+    assert metrics["kv_relative_error"] == pytest.approx((0.025**0.5 + 0.05) / 2)
+    assert "kv_kl_nats" not in metrics
+
+
 def test_a_codec_without_a_measurement_has_no_quality() -> None:
     load = RequestRecord(request=0, arrival_s=0.0, loaded_s=1.0, codec="unheard-of", shares_by_level={0: 1.0})
     assert "kv_relative_error" not in metrics_of(Run(outcome="done", requests=(load,)), main_processor="gpu")

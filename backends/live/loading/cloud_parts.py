@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetched
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.engine.stream import streams_of
-from kvferry.backends.live.loading.library import Library
+from kvferry.backends.live.loading.distortion import relative_errors
+from kvferry.backends.live.loading.library import Library, chunks_of
 from kvferry.backends.live.loading.runner import SessionRunner
 from kvferry.backends.live.loading.temporary_stores import TemporaryStores
 from kvferry.backends.live.machine_parts import MachineParts
@@ -64,6 +65,8 @@ class LoadingParts(MachineParts):
         )
         self._pool = stack.enter_context(CodecPool(scenario.device.decompressor.workers))
         self._pool.decode(self._first_chunks(codec_name)).result()
+        # Of the encoding, by level; measured as all is run once.
+        self._kv_errors: list[float] = []
 
     def machine_options(self) -> dict[str, Any]:
         device = self._scenario.device
@@ -93,7 +96,8 @@ class LoadingParts(MachineParts):
         return Inputs(stored=tuple(self._stored))
 
     def measured(self) -> dict[str, Any]:
-        return {"answers": {str(request): answer for request, answer in sorted(self.runner.answers.items())}}
+        answers = {str(request): answer for request, answer in sorted(self.runner.answers.items())}
+        return {"answers": answers, "kv_relative_errors": self._kv_errors}
 
     def _weighed(self, names: Sequence[str], codec_name: str, say: Say) -> tuple[list[StoredContext], CloudGone | None]:
         """The contexts with the sizes of their stores. Without the cloud, or with a damaged index there, everything is
@@ -139,6 +143,7 @@ class LoadingParts(MachineParts):
             session.prefill()
             session.read(prompt.question(0))
             session.read(prompt.questions[:1])
+        self._kv_errors = relative_errors(chunks_of(session), self._codec_name, self._scenario.model.layers)
         self.runner.session(0)
 
     def _first_chunks(self, codec_name: str) -> list[bytes]:

@@ -147,7 +147,7 @@ class Library:
                 place, level, data = waiting.popleft()
                 writer.put(*place, data.result(), level)
 
-            for place, keys, values in _chunks(session):
+            for place, keys, values in chunks_of(session):
                 depth = place[1] / self._scenario.model.layers
                 for level in range(header.levels):
                     waiting.append((place, level, pool.encode(codec_name, keys, values, level, depth)))
@@ -162,7 +162,7 @@ class Library:
         return self._contexts[sequence]
 
 
-def _chunks(session: Session) -> Iterator[tuple[tuple[int, int, int], np.ndarray, np.ndarray]]:
+def chunks_of(session: Session) -> Iterator[tuple[tuple[int, int, int], np.ndarray, np.ndarray]]:
     """Every chunk (t, l, h) with its keys and values as float32[tokens, head_dim]."""
     kv = session.kv
     for place in np.ndindex(len(kv.tokens), kv.layers, kv.heads):
