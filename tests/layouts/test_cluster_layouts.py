@@ -86,6 +86,20 @@ def test_pools_grow_split_and_move_by_hand() -> None:
     blocks.check()
 
 
+@pytest.mark.parametrize(("kind", "own"), LAYOUTS)
+def test_clusters_of_new_tokens_are_counted_in_bytes(kind: type[ClusterLayout], own: dict[str, Any]) -> None:
+    blocks = placed(kind, **own)
+    before = blocks.counted.new_bytes
+    blocks.open(0, 1, 2)
+    assert blocks.counted.new_bytes - before == 2 * 8
+
+
+def test_page_buffers_take_their_pages_in_each_row_of_each_layer() -> None:
+    layout = PoolLayout(**{**SIZES, "layers": 3}, page_bytes=32, page_buffers=2, hot_steps=2)
+    # Three layers of two rows, two pages each.
+    assert layout.buffer_bytes == 3 * 2 * 2 * 32
+
+
 def test_a_cluster_that_is_away_moves_within_the_file() -> None:
     blocks = placed(PoolLayout, spare=1)
     # A pool of its own 32 B; a fifth token has no room.

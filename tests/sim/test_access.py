@@ -83,6 +83,19 @@ def test_the_order_of_messages_is_kept() -> None:
     assert got == [0, 1, 2, 3]
 
 
+def test_a_stream_is_there_with_its_last_part() -> None:
+    # Two parts of 1 MB that are sent at once: half a round trip of 20 ms, then 0.1 s each at 10 MB/s.
+    env = simpy.Environment()
+    board = Switchboard(env, Accesses(env, {"phone": access(env)}))
+    stream = board.open("cloud", "phone").stream(1 * MB)
+    stream.put("one")
+    stream.put("two")
+    stream.end()
+    came_s: list[float] = []
+    env.run(until=board.open("phone", "cloud").receive(lambda time_s, part: came_s.append(time_s)))
+    assert env.now == pytest.approx(0.21) and came_s == pytest.approx([0.11, 0.21])
+
+
 def test_a_message_over_a_link_that_ends_is_lost_and_its_sender_learns_of_it() -> None:
     env = simpy.Environment()
     short = RateTrace.constant(1.0).shifted(0.0)

@@ -106,6 +106,14 @@ def test_long_commands_are_worked_through_in_groups_without_a_difference() -> No
         assert long_s == pytest.approx(whole_s, rel=0.1)
 
 
+@pytest.mark.parametrize("over", [1, 2, 3])
+def test_of_a_long_command_each_page_is_sensed_once(over: int) -> None:
+    slow = spec(page_read_s=20e-6)
+    n_pages = 100 * 4 + over
+    pieces = device(slow)._pieces(0, n_pages * 16 * KIB, False)
+    assert sum(die_s for _, die_s, *_ in pieces) == pytest.approx(n_pages * 20e-6)
+
+
 def test_what_is_withdrawn_gives_way() -> None:
     flash = device(depth=1)
     flash.feed(0, False, [0, 16 * KIB, 32 * KIB], [4 * KIB] * 3, 0.0)

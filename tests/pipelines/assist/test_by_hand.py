@@ -324,6 +324,16 @@ def test_with_slots_for_one_the_queue_is_that_of_theory() -> None:
     assert run.assisted.cloud["slot_occupancy"] == pytest.approx(rate_hz * 0.110, rel=1e-3)
 
 
+def test_occupancy_is_a_share_of_all_slots() -> None:
+    # One request at a time: of one slot, or of four, it holds one while it is served.
+    shares = []
+    for slots in (1, 4):
+        run = ran(f"policies.serving={{name: slots, slots: {slots}}}", system="cloud-only")
+        assert run.assisted is not None
+        shares.append(run.assisted.cloud["slot_occupancy"])
+    assert shares[1] == pytest.approx(shares[0] / 4)
+
+
 def test_a_first_token_alone_needs_no_slot_and_waits_for_prefill_only() -> None:
     # The same queue, of 100 ms at half the rate, is that of the processor.
     workload = {"devices": 2000, "requests": 6000, "arrivals": {"rate": "9 requests/hour"}, "output": 1}

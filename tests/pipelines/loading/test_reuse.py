@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_machine import FakeMachine
-from tiny import unit_model
+from tiny import LOADING, tiny, unit_model
 
 from kvferry.machine.ops import Advance, DecodeStep, KvRef, Op, Prefill, Project
 from kvferry.machine.ticket import Ticket
@@ -16,6 +16,7 @@ from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_reuse
 from kvferry.pipelines.record import RequestRecord
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.loading.loader import Compute, Loader, LoadFacts, Stream
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
@@ -256,3 +257,8 @@ def test_further_turns_find_the_context_and_what_was_said_on_the_device() -> Non
     assert asked == [(3, 2), (1, 5), (4, 6), (1, 10)]
     assert machine.memory.peak_of("kv") == 2 * (2 + 2 * (3 + 2))  # layers x tokens, a byte each
     assert machine.memory.used_bytes == 0
+
+
+def test_the_link_is_told_by_its_mean_rate() -> None:
+    scenario = tiny(LOADING, "link={rate: 8 Mbit/s}")
+    assert WORKLOADS["context-reuse"].medium(scenario) == "link constant (8 Mbit/s)"
