@@ -8,7 +8,7 @@ import pytest
 from tiny import ROUND_FLASH as ROUND
 
 from kvferry.sim.flash import Flash
-from kvferry.sim.flash_curve import random_rate
+from kvferry.sim.flash_curve import FlashCurve, random_rate
 from kvferry.specs.storage import FlashSpec
 
 KIB = 1024
@@ -225,6 +225,14 @@ def test_a_deep_queue_saturates_the_slowest_part(block_bytes: int, changes: dict
     rate = random_rate(spec(**changes), block_bytes, 64, half_duplex=False)
     assert rate == pytest.approx(limit, rel=0.02)
     assert rate <= limit * 1.005
+
+
+def test_writes_at_a_deep_queue_keep_all_dies_at_work_by_arithmetic_too() -> None:
+    # Four pages of 16 KiB, one on each die, are programmed in 400 us.
+    slow = spec(page_program_s=400e-6, buffer_s=0.0)
+    assert FlashCurve(slow, False, writes=True).command_s(np.array([64 * KIB]), 64)[0] == pytest.approx(
+        400e-6, rel=0.02
+    )
 
 
 def test_half_duplex_halves_what_a_mixture_gets() -> None:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from assisted import APART, BY_HAND, CLOUD, columns, only, ran
-from by_hand import by_hand
+from by_hand import ByHand, by_hand
 from held import engine_bytes
 from tiny import ASSISTED, changed, tiny
 
+from kvferry.machine.ops import Op, Prefill
 from kvferry.pipelines.assist.estimates import Estimates
 from kvferry.pipelines.run import run_scenario
+from kvferry.sim.cost import Cost
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +187,21 @@ def test_drafts_that_the_cloud_looks_at() -> None:
     # The cloud is not rid of the request before the device is.
     assert run.assisted is not None
     assert run.assisted.cloud["cloud_latency_s"] == pytest.approx(one.token_times_s[-1] + 0.010 - 0.039, abs=1e-3)
+
+
+def test_each_round_of_drafts_is_looked_at_behind_what_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[tuple[float, float]] = []
+    price = ByHand.cost
+
+    def noted(self: ByHand, op: Op) -> Cost:
+        if isinstance(op, Prefill) and op.tokens <= 5:
+            looked.append((float(op.tokens), float(op.context_tokens)))
+        return price(self, op)
+
+    monkeypatch.setattr(ByHand, "cost", noted)
+    ran("policies.assist={name: optimised, draft: 5, accepted: 0.6}", system="speculative-edge")
+    # Behind the prompt, the device's own first token, and what stands: 3 of 5, 6 of 10, 7 of 13 in whole tokens.
+    assert looked == [(5, 1001), (5, 1004), (3, 1007), (2, 1008)]
 
 
 def test_a_slot_that_is_held_makes_the_next_wait() -> None:

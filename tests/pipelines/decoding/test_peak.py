@@ -42,6 +42,8 @@ def test_a_batch_peaks_where_its_prompts_end_or_its_output_by_hand() -> None:
     # One prompt at a time: scores of one.
     alone = Peak(roles_of("full-eager", prefill_tokens=32), MODEL)
     assert alone.batch_bytes(2, Request(0.0, 32, 16)) == 4 * PAGE_BYTES + 4 * 32**2 * 8
+    two = Peak(roles_of("full-eager", prefill_tokens=64), MODEL)
+    assert two.batch_bytes(3, Request(0.0, 32, 16)) == 6 * PAGE_BYTES + 2 * 4 * 32**2 * 8
     assert peak.sequences_within(2 * (2 * PAGE_BYTES + 4 * 32**2 * 8), Request(0.0, 32, 16)) == 2
     assert peak.sequences_within(2 * PAGE_BYTES + 4 * 32**2 * 8 - 1, Request(0.0, 32, 16)) == 0
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvferry.policies.assist.assistance import Assistance
-from kvferry.policies.assist.optimiser import NoSetting, Setting, best_setting
+from kvferry.policies.assist.optimiser import NoSetting, Setting, best_setting, setting_of
 
 
 def test_what_help_comes_to_by_hand() -> None:
@@ -25,6 +25,10 @@ def test_as_few_tokens_as_the_tolerated_pace_needs() -> None:
     assert PHONE.decoded_bounds(0.25) == pytest.approx((3.05 / 0.06, 3.05 / 0.03))
     assert best_setting(PHONE) == Setting(0.25, 52)
     assert smoothed_tpot_s(PHONE, 0.25, 52) == pytest.approx(0.04 + 3.05 / 51)
+
+
+def test_as_few_as_a_given_ratio_needs() -> None:
+    assert setting_of(PHONE, "auto", 0.25) == Setting(0.25, 52)
 
 
 def test_as_the_paper_amortises() -> None:
