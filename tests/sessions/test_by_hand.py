@@ -8,7 +8,7 @@ import pytest
 from by_hand import LayersByHand
 from tiny import tiny
 
-from kvferry.machine.ops import Advance, Number, Op, Project
+from kvferry.machine.ops import Advance, Number, Op, PrefillHead, Project
 from kvferry.pipelines.record import TurnRecord
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.keep.eviction import Lru
@@ -133,11 +133,16 @@ class PathsByHand(LayersByHand):
     """A layer of a token takes 0.25 ms of a load, too."""
 
     def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
+        if isinstance(op, PrefillHead):
+            # One of two heads.
+            return np.asarray(op.tokens, float) * self._prefill_s / 4 / 2
         tokens = np.asarray(op.tokens, float) if isinstance(op, Project | Advance) else np.zeros(1)
         return tokens * self._prefill_s / 4 * isinstance(op, Project)
 
     def cost(self, op: Op) -> Cost:
-        return Cost(float(self.durations_s(op))) if isinstance(op, Project | Advance) else super().cost(op)
+        return (
+            Cost(float(self.durations_s(op))) if isinstance(op, Project | Advance | PrefillHead) else super().cost(op)
+        )
 
 
 # Ten blocks lie in the cloud as they would in memory. A layer of a block takes 25 ms over the link, from flash, and on
@@ -164,6 +169,12 @@ def test_three_like_paths_bring_a_third_each() -> None:
     assert (second.from_flash, second.from_cloud, second.computed) == (1100, 0, 111)
     # A unit is a quarter of a block of 100 tokens.
     assert (second.read, second.streamed) == (25 * second.units_read, 25 * second.units_streamed)
+
+
+def test_a_unit_of_one_head_is_half_of_a_layers_where_there_are_two() -> None:
+    _, second = turns("coupling=per_head", of=THREE_WAYS)
+    assert second.units_read and second.units_streamed
+    assert (second.read, second.streamed) == (12.5 * second.units_read, 12.5 * second.units_streamed)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,9 @@ def test_no_token_is_skipped() -> None:
     assert part.requests[0].token_times_s == whole.requests[0].token_times_s
     assert ALL_DECODED in part.notes
     assert ALL_DECODED not in whole.notes
+    # As many as there are is not fewer.
+    output = decoding(HEAT).decode.workload.output
+    assert ALL_DECODED not in run_scenario(decoding(HEAT, decoded=output)).notes
 
 
 def test_more_than_can_be_decoded_token_by_token_is_refused() -> None:
