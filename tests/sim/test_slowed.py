@@ -7,10 +7,8 @@ from kvferry.sim.slowed import slowed
 
 
 def test_decoding_is_slower_with_what_it_costs_once_and_prefill_by_its_kernels_alone() -> None:
-    scenario = tiny(
-        LOADING,
-        "device={extends: tiny, processors: {gpu: {dispatch_s: 1 ms, layer_s: 2 ms, step_s: 3 ms, default_efficiency: 0.5}}}",
-    )
+    costs = "{dispatch_s: 1 ms, layer_s: 2 ms, step_s: 3 ms, default_efficiency: 0.5}"
+    scenario = tiny(LOADING, f"device={{extends: tiny, processors: {{gpu: {costs}}}}}")
     before, slow = (one.device.processors["gpu"] for one in (scenario, slowed(scenario, decoding=2.0, prefill=4.0)))
     assert (slow.dispatch_s, slow.layer_s, slow.step_s) == pytest.approx((2e-3, 4e-3, 6e-3))
     assert (slow.efficiency["gemv"], slow.efficiency["gemm"]) == (0.25, 0.125)
