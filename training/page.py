@@ -29,12 +29,12 @@ paper's.
 
 _READ = """A semicolon stands between contexts of 2048 and 8192 bytes.
 
-- **Needles**: ten facts lie at random places of the text, and each is asked for behind it; a hit is right to its last
-  byte. The first share is of six templates that ask in the words of the fact ("The secret code of KEY is "), the second
-  of four that ask in other words. Question and answer see all of the context, or 256 tokens: the four 64-token blocks
-  with most attention mass of that step, layer and KV head, four random ones, or the last four.
-- **Blocks for 98 %**: the share of causal blocks (128 queries x 64 keys, per KV head) that holds this much of the
-  attention mass, median (least to most) over the 32 KV heads of all layers.
+- **Needles**: ten facts lie at random places of the text, and each is asked for behind it. The first share is of six
+  templates that ask in the words of the fact ("The secret code of KEY is "), the second of four in other words.
+  Question and answer see all of the context, or 256 tokens: the four 64-token blocks with most attention mass of that
+  step, layer and KV head, four random ones, or the last four.
+- **Blocks for 98 %**: the share of causal blocks (128 queries x 64 keys) that holds this much of the attention mass,
+  median (least to most) over the 32 KV heads of all layers.
 """
 
 
