@@ -2,8 +2,8 @@
 
     python studies/advice_cases.py docs/advice.md --picture docs/pictures/advice-map.png
 
-Each block of the page that has one ``$ kvferry advise`` and stands behind the heading "Six cases" is run, with all the
-time that it takes.
+Each block of the page that has one ``$ kvferry advise`` is run, with all the time that it takes. The picture is of the
+first one, which shows more of its answer than the others.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from kvferry.advice.advise import advise
 from kvferry.advice.answer import Answer
 from kvferry.advice.screen import lines_of
 
-# What is shown of an answer, by letter, and how many lines of each at most.
-SHOWN = {"a": 1, "b": 2, "c": 1, "e": 1, "f": 3, "g": 2, "i": 1}
+# What is shown of the first answer and of others, by letter, and how many lines of each at most.
+FIRST = {"a": 1, "b": 2, "c": 1, "e": 1, "f": 3, "g": 1, "i": 1}
+OTHERS = {"b": 2, "i": 1}
 _WIDTH = 118
 _BLOCK = re.compile(r"```console\n(\$ kvferry advise [^\n]*)\n.*?```", re.DOTALL)
 
@@ -36,22 +38,21 @@ def arguments(command: str) -> dict[str, Any]:
     return found
 
 
-def shown(found: Answer) -> str:
-    """Returns the lines of an answer that a page has."""
+def shown(found: Answer, most_lines: Mapping[str, int]) -> str:
+    """Returns the lines of an answer that a page has: how many of each letter at most."""
     lines = []
     for one in found.statements:
-        if one.key in SHOWN:
-            lines += lines_of(one.title, one.lines[: SHOWN[one.key]], _WIDTH)
+        if one.key in most_lines:
+            lines += lines_of(one.title, one.lines[: most_lines[one.key]], _WIDTH)
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
-    parser.add_argument("--picture", type=Path, help="Where the map of the third case goes.")
+    parser.add_argument("--picture", type=Path, help="Where the map of the first case goes.")
     parser.add_argument("--only", type=int, help="One case, from 0.")
     asked = parser.parse_args()
-    head, heading, cases = asked.page.read_text().partition("## Six cases")
     numbers = iter(range(100))
 
     def again(block: re.Match[str]) -> str:
@@ -59,14 +60,14 @@ def main() -> None:
         if asked.only not in (None, number):
             return block[0]
         with tempfile.TemporaryDirectory() as folder:
-            drawn = number == 2 and asked.picture is not None
+            drawn = number == 0 and asked.picture is not None
             found = advise(**arguments(block[1]), limit_s=None, output=folder if drawn else None)
             if drawn:
                 shutil.copyfile(Path(folder) / "plots" / "map-memory.png", asked.picture)
         print(f"{number}: {found.best.composition.name}, {found.processor_s}", flush=True)
-        return f"```console\n{block[1]}\n{shown(found)}\n```"
+        return f"```console\n{block[1]}\n{shown(found, OTHERS if number else FIRST)}\n```"
 
-    asked.page.write_text(head + heading + _BLOCK.sub(again, cases))
+    asked.page.write_text(_BLOCK.sub(again, asked.page.read_text()))
 
 
 if __name__ == "__main__":

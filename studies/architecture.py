@@ -38,7 +38,7 @@ DECIDES = {
     "layout": "what a block is, where it lies in the file",
     "upkeep": "what a new token does to blocks",
     "placement": "each layer's tier, and when it moves",
-    "batching": "who decodes together",
+    "batching": "which requests decode together",
     "attention": "what a kernel copies and reads",
 }
 
@@ -84,7 +84,7 @@ def draw_roles(picture: Path) -> None:
         _arrow(axes, (46, 10 * row + 5), (52, 35))
     _box(axes, 52, 22, 15, 26, "pipeline\n\na list of stages\nper step,\nno branch on\nthe system")
     _arrow(axes, (67, 35), (72, 35))
-    _box(axes, 72, 22, 11, 26, "Machine\n\nprotocol:\nsubmit, read,\nwrite, move")
+    _box(axes, 72, 22, 11, 26, "Machine\n\nprotocol:\nsubmit, fetch,\nmove, observe")
     for height, name in ((54, "sim\nmodelled time"), (28, "live\nwall time, torch"), (2, "fake\nfor tests")):
         _box(axes, 88, height, 12, 14, name)
         _arrow(axes, (83, 35), (88, height + 7))
