@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -18,6 +18,7 @@ from kvferry.api.scenario import load
 from kvferry.backends.live.assist import parts
 from kvferry.backends.live.wire.event import as_sent, written
 from kvferry.pipelines.run import run_scenario
+from kvferry.policies.assist.assistance import MaskComes
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -42,10 +43,12 @@ def one_model() -> Iterator[None]:
 
 
 @cache
-def asked(system: str) -> Scenario:
+def asked(system: str, mask: str) -> Scenario:
     """What is asked of a cloud at some URL."""
     settings = [f"workload.{one}" for one in SMALL]
     settings += [f"system_policies.{system}.assist.patience={PATIENCE_S} s", "machines.cloud.model=byte-small"]
+    if system not in ("cloud-only", "speculative-edge"):
+        settings.append(f"system_policies.{system}.assist.mask={mask}")
     return load("pd_device/live", [*settings, "live.cloud=http://localhost:1"], system=system)
 
 
@@ -56,8 +59,9 @@ def way(chance: Random) -> Callable[[Voice, dict[str, Any]], None]:
         for _ in range(chance.choice((1, 2, 4))):
             good = {"request": asked["request"], "tokens": asked["tokens"], "bytes": 100.0, "token": (65, "A")}
             good |= {"mask": None, "tokenizer": "bytes", "tpot_s": 0.01}
+            mask = {"request": asked["request"], "mask": chance.choice((None, "", "AAAA")), "bytes": 100.0}
             verdict = {"request": asked["request"], "stands": 1, "said": [(66, "B")]}
-            how = chance.randrange(7)
+            how = chance.randrange(9)
             if how < 2:
                 _say(voice, "message", odd(chance, good))
             elif how == 2:
@@ -72,10 +76,16 @@ def way(chance: Random) -> Callable[[Voice, dict[str, Any]], None]:
                 _say(voice, chance.choice(("part", "end", "goodbye", "message")), chance.choice(ODD))
             elif how == 5:
                 voice._write(damaged(chance, as_sent("message", written(good, 1.0))))
-            else:
+            elif how == 6:
                 voice.answer(asked)
                 voice.pause(0.1)
                 raise OSError
+            else:
+                # A mask behind the first token, or in the midst of its stream.
+                voice.answer(asked)
+                for _ in range(chance.randint(0, 2)):
+                    _say(voice, "part", (66, "B"))
+                _say(voice, "message", odd(chance, mask) if chance.random() < 0.8 else mask)
 
     return said
 
@@ -92,7 +102,7 @@ def test_clouds_that_say_whatever_they_like(seeds: range) -> None:
     def case(seed: int) -> str | None:
         chance = Random(seed)
         system = chance.choice(SYSTEMS)
-        scenario = asked(system)
+        scenario = asked(system, chance.choice(get_args(MaskComes)))
         with deadline(120), HostileCloud(way(chance)) as cloud:
             scenario = scenario.model_copy(
                 update={"live": scenario.live.model_copy(update={"cloud": cloud.url})}  # type: ignore[union-attr]

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("hostile messages")]
 HERE = "tests/fuzz/test_hostile_messages.py"
 SMALL = ("workload.prompt=256", "workload.beginning=6", "workload.question=7", "workload.output=64")
 DRAFTING = REQUEST | {"drafts": True, "tokens": 1, "ratio": 1.0}
+BEHIND = REQUEST | {"mask": "behind-token"}
 DRAFTS = {"drafted": 2, "before": [(97, "a")], "said": [(98, "b"), (99, "c")]}
 # A healthy device asks behind so many hostile ones.
 EVERY = 20
@@ -47,9 +48,9 @@ def talk(chance: Random, device: Stranger) -> None:
     for _ in range(chance.choice((1, 1, 2, 4))):
         how = chance.randrange(8)
         if how < 3:
-            _post(device, _written(odd(chance, chance.choice((REQUEST, DRAFTING)))))
+            _post(device, _written(odd(chance, chance.choice((REQUEST, BEHIND, DRAFTING)))))
         elif how == 3:
-            _post(device, _written(chance.choice((REQUEST, DRAFTING))))
+            _post(device, _written(chance.choice((REQUEST, BEHIND, DRAFTING))))
             if chance.random() < 0.5:
                 device.hear()
             _post(device, _written(odd(chance, DRAFTS)))

@@ -37,6 +37,9 @@ LIVE: dict[str, Any] = {
     "policies": {"assist": {"name": "optimised", "tokens": 5, "ratio": 0.5, "patience": "20 s"}},
 }
 
+SLOW = {"processors": {"cpu": {"bytes_per_s": "30 MB/s"}}}
+BEHIND = {"assist": {**LIVE["policies"]["assist"], "mask": "behind-token"}}
+
 
 def ran(**changes: Any) -> Run:
     run = run_scenario(load_scenario(changed(LIVE, **changes)))
@@ -85,7 +88,7 @@ def test_with_one_model_on_both_sides_the_answer_is_the_same(
 
 def test_a_refined_prompt_and_corrected_tokens(alone: str) -> None:
     # A slow device promises a slow pace: however busy this machine is, the cloud's tokens are in time.
-    run = ran(workload={"requests": 2}, device={"processors": {"cpu": {"bytes_per_s": "30 MB/s"}}})
+    run = ran(workload={"requests": 2}, device=SLOW)
     # The cloud's tokens, whatever the device makes of what is left of its prompt.
     assert said(run)[:5] == alone[:5]
     assert column(run, "came") == [5, 5]
@@ -113,6 +116,16 @@ def test_tokens_taken_in_one_pass_leave_the_answer_as_it_is(monkeypatch: pytest.
     assert column(at_once, "came") == [5] and column(at_once, "lost") == [0]
 
 
+def test_a_mask_behind_the_first_token_leads_to_the_same_tokens() -> None:
+    with_token, behind = (ran(device=SLOW, policies=policies) for policies in ({}, BEHIND))
+    assert said(behind) == said(with_token)
+    for run in (with_token, behind):
+        assert column(run, "came") == [5]
+        assert column(run, "lost") == [0]
+    # One more frame crosses, of 60 B.
+    assert column(behind, "response_bytes")[0] == column(with_token, "response_bytes")[0] + 60
+
+
 def test_a_prompt_stays_unless_the_scenario_says_otherwise(alone: str) -> None:
     run = ran(workload={"privacy": None})
     assert said(run) == alone
@@ -137,8 +150,12 @@ def test_a_model_that_is_not_resident_is_loaded_for_each_request(alone: str) -> 
         ({"what": "other-tokenizer"}, "taken as text", False),
     ],
 )
-def test_a_cloud_that_fails(fault: dict[str, Any], says: str, whole: bool, alone: str) -> None:
-    run = ran(workload={"fault": fault})
+@pytest.mark.parametrize("policies", [{}, BEHIND], ids=["with-token", "behind-token"])
+def test_a_cloud_that_fails(fault: dict[str, Any], says: str, whole: bool, policies: Any, alone: str) -> None:
+    run = ran(workload={"fault": fault}, policies=policies)
+    if policies and fault.get("tokens") == 1:
+        # It dies before the mask: the whole prompt is what is left.
+        says, whole = "the cloud has ended the conversation", True
     assert any(says in note for note in run.notes)
     assert column(run, "lost") == [1]
     assert said(run)[:1] == alone[:1]
