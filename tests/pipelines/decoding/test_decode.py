@@ -321,3 +321,10 @@ def test_a_selection_of_all_reads_what_is_decoded_too() -> None:
 
 def test_every_system_has_one_kind() -> None:
     assert not set(WORKLOADS["context-reuse"].systems) & set(WORKLOADS["decode"].systems)
+
+
+def test_whole_blocks_of_a_beginning() -> None:
+    # A context of 4 tokens: two blocks of two.
+    found = plan("kvswap", group_tokens=2)
+    assert [found.blocks_of(tokens) for tokens in (0, 1, 2, 3)] == [0, 0, 1, 1]
+    assert found.blocks_of(10**6) == found.choice.blocks

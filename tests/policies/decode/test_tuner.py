@@ -256,3 +256,9 @@ def test_reuse_by_context_group_and_capacity() -> None:
     assert REUSE(10_000, 99, 64) == pytest.approx(0.6)
     with pytest.raises(ValueError, match="rates for 1 x 1 x 2"):
         ReuseTable(contexts=(9,), group_tokens=(1,), capacity_tokens=(1.0, 2.0), rates=np.ones((1, 2, 2)))
+
+
+@pytest.mark.parametrize(("key", "value"), [("tolerance", 1.01), ("relaxation", 1.01), ("most_compression", 0.5)])
+def test_limits_beyond_what_they_may_be_are_refused(key: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=key):
+        limits(1e9, **{key: value})
