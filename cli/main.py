@@ -49,7 +49,31 @@ from kvferry.system import signals
 # A signal that was lost is sent again after this long.
 _AGAIN_S = 0.05
 
+
+class _Commands(TyperGroup):
+    """All commands. What typer has pydantic check is refused in our words."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _refused(error)
+            raise
+
+
+def _refused(error: typer.BadParameter) -> str:
+    # Before typer 0.26 the values are checked by click, whose words say what came and what would do.
+    if not hasattr(error.__cause__, "errors"):
+        return error.message
+    from kvferry.specs.findings import rule_of
+
+    first = error.__cause__.errors()[0]
+    came = quoted(f"{first['input']:.60}") if isinstance(first["input"], str | int | float) else ""
+    return f"{rule_of(first)}, not {came}" if came else rule_of(first)
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -65,12 +65,13 @@ def _link(asked: dict[str, object]) -> "LinkSpec":
     from pydantic import ValidationError
 
     from kvferry.specs.errors import InputError
+    from kvferry.specs.findings import rule_of
     from kvferry.specs.link import LinkSpec
 
     try:
         return LinkSpec.model_validate(asked, context={"from_file": True})
     except ValidationError as error:
-        faults = ((".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors())
+        faults = ((".".join(map(str, fault["loc"])), rule_of(fault)) for fault in error.errors())
         raise InputError("; ".join(f"--{key.replace('_', '-')}: {what}" for key, what in faults)) from None
 
 

@@ -17,6 +17,8 @@ from kvferry.scenarios.faults import complaints_of
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.base import BadKey, Part
 from kvferry.specs.errors import InputError, KvferryError, pick
+from kvferry.specs.findings import BOUNDS, rule_of
+from kvferry.specs.node import brief
 from kvferry.specs.units import Seconds
 
 
@@ -130,8 +132,9 @@ def _seconds_or(bounded: Any, words: tuple[str, ...]) -> Any:
         try:
             return seconds.validate_python(value, context=info.context)
         except ValidationError as error:
-            known = " or ".join(words)
-            raise ValueError(f"{error.errors()[0]['msg'].removeprefix('Value error, ')}; or {known}") from None
+            known, first = " or ".join(words), error.errors()[0]
+            came = f"{brief(value)}: " if first["type"] in BOUNDS else ""
+            raise ValueError(f"{came}{rule_of(first)}; or {known}") from None
 
     return Annotated[Any, BeforeValidator(read), _Looks(lambda: {"anyOf": [seconds.json_schema(), {"enum": [*words]}]})]
 

@@ -128,14 +128,15 @@ class Assisted:
     """Requests of devices with a cloud, column by column, in the order in which they ended; NaN where a time was not
     reached or does not apply.
 
-    Of each: its number, when it came, when its device turned to it, and when its first token was shown; the device's
-    own first token; how many tokens were shown, the last of them, and the longest wait between two; L; r; the promised
-    pace; the parts of the wait for the first token (``prepared_s`` on the device, ``waited_s`` for a slot,
-    ``cloud_prefill_s``, ``refined_s``) and what the device then took to unpack and to prefill (``unpacked_s``,
-    ``own_prefill_s``); bytes of the first response; ``came``, the tokens that came from the cloud, and of these
-    ``corrected``, where the device's model would have said another; whether it was ``lost``, the cloud failing it in
-    some way, and whether the answer is ``right``, where that is known. ``answers``: what was said, by request, of those
-    whose tokens are kept; none in the modelled world. ``devices``: how many there are. ``cloud``: figures of the cloud
+    Of each: its number, when it came, when its device turned to it, and when its first token was shown; the
+    device's own first token; how many tokens were shown, the last of them, and the longest wait between two; L; r;
+    the promised pace; the parts of the wait for the first token (``prepared_s`` on the device, ``waited_s`` for a
+    slot, ``cloud_prefill_s``, ``refined_s``, where the mask comes with it) and what the device then took until the
+    mask was unpacked, and to prefill (``unpacked_s``, ``own_prefill_s``); bytes of the first response, its mask
+    included; ``came``, the tokens that came from the cloud, and of these ``corrected``, where the device's model
+    would have said another; whether it was ``lost``, the cloud failing it in some way, and whether the answer is
+    ``right``, where that is known. ``answers``: what was said, by request, of those whose tokens are kept; none in
+    the modelled world. ``devices``: how many there are. ``cloud``: figures of the cloud
     over the run. ``energy_j``: of devices while they had a request, by component.
     """
 

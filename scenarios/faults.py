@@ -13,43 +13,17 @@ from kvferry.scenarios.library import BUNDLED
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.base import BadKey
 from kvferry.specs.errors import InputError
+from kvferry.specs.findings import BOUNDS, WANTED, rule_of
 from kvferry.specs.kinds import BY_KIND
 from kvferry.specs.node import Node, brief
 
 MOST_LINES = 30
-# pydantic's error types, by what would have done instead.
-_WANTED = {
-    "string_type": "a text",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "dict_type": "a mapping (key: value)",
-    "model_type": "a mapping (key: value)",
-    "model_attributes_type": "a mapping (key: value)",
-    "tuple_type": "a list",
-    "list_type": "a list",
-}
 _MAPPINGS, _NUMBERS = ("dict_type", "model_type", "model_attributes_type"), ("float_type", "float_parsing")
 # What a text should look like, by the key that it belongs to; a name otherwise.
 _NAME = "a name of at most 100 letters, digits, blanks and . _ + -, a letter or digit first"
 _PATTERNS = {
     "cloud": "the address of a server, like http://127.0.0.1:8100",
     "processor": "a torch device, like cpu or cuda:0",
-}
-_BOUNDS = {
-    "greater_than": ("gt", "must be above"),
-    "greater_than_equal": ("ge", "must be at least"),
-    "less_than": ("lt", "must be below"),
-    "less_than_equal": ("le", "must be at most"),
-    "too_short": ("min_length", "entries needed: at least"),
-    "too_long": ("max_length", "entries needed: at most"),
-    "string_too_short": ("min_length", "characters needed: at least"),
-    "string_too_long": ("max_length", "characters needed: at most"),
 }
 
 
@@ -125,20 +99,19 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
         fault = context["error"]
         more = tuple(fault.key.split(".")) if isinstance(fault, BadKey) else ()
         return _of_key(key + more, str(fault))
-    if kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
-        return Complaint(key, f"{brief(detail['input'])}: {words} {context[name]:,.12g}")
+    if kind in BOUNDS:
+        return Complaint(key, f"{brief(detail['input'])}: {rule_of(detail)}")
     came = brief(detail["input"])
     if key == ("system",) and kind == "string_type" and isinstance(detail["input"], list | tuple):
         several = ",".join(map(str, detail["input"]))[:100]
         return Complaint(key, f"a list is not one system; several: kvferry compare SCENARIO --systems {several}")
     if kind in _MAPPINGS:
-        return Complaint(key, f"{came} is not {_WANTED[kind]}{_example_below(model, loc)}")
+        return Complaint(key, f"{came} is not {WANTED[kind]}{_example_below(model, loc)}")
     if kind in _NUMBERS and (share := re.fullmatch(r"\s*([0-9.]+)\s*%\s*", str(detail["input"]))):
-        return Complaint(key, f"{came} is not {_WANTED[kind]}; write it like {_share_of(share[1])}")
+        return Complaint(key, f"{came} is not {WANTED[kind]}; write it like {_share_of(share[1])}")
     if kind == "string_pattern_mismatch":
         return Complaint(key, f"{came} is not {_PATTERNS.get(str(key[-1]), _NAME)}")
-    return Complaint(key, f"{came} is not {_WANTED[kind]}" if kind in _WANTED else f"{came}: {detail['msg']}")
+    return Complaint(key, f"{came} is not {WANTED[kind]}" if kind in WANTED else f"{came}: {detail['msg']}")
 
 
 def _share_of(percent: str) -> str:

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from kvferry.specs.base import Spec
 from kvferry.specs.document import parse_document, read_text
 from kvferry.specs.errors import UNSHOWN, InputError
+from kvferry.specs.findings import rule_of
 from kvferry.specs.node import Node
 from kvferry.system.whole_file import write_file
 from kvferry.traces.chance import named_generator
@@ -142,7 +143,7 @@ def first_fault(error: ValidationError) -> str:
     """The first fault of a model in one line: the key, the rule, the value found."""
     first = error.errors(include_url=False)[0]
     place = [str(part) for part in first["loc"] if part not in ("bandwidth", "load")]
-    return f"{'.'.join(place) or 'the model'}: {first['msg']}; what came is {first['input']!r:.60}"
+    return f"{'.'.join(place) or 'the model'}: {rule_of(first)}; what came is {first['input']!r:.60}"
 
 
 def generate(model: BandwidthModel | LoadModel, seed: int | None = None) -> RateTrace:

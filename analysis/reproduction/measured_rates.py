@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from kvferry.specs.base import Spec
 from kvferry.specs.errors import InputError
+from kvferry.specs.findings import rule_of
 from kvferry.specs.units import Count
 
 RATES = Path(__file__).resolve().parents[1] / "papers" / "devices" / "rates.csv"
@@ -74,7 +75,7 @@ def measured_rates(path: Path = RATES) -> tuple[MeasuredRate, ...]:
         except ValidationError as error:
             first = error.errors()[0]
             where, came = ".".join(map(str, first["loc"])), f"{first['input']!r:.60}"
-            raise InputError(f"{path.name}:{line}: {where}: {first['msg']}; what came is {came}") from None
+            raise InputError(f"{path.name}:{line}: {where}: {rule_of(first)}; what came is {came}") from None
     return tuple(rates)
 
 

@@ -395,6 +395,24 @@ def test_wrong_usage_is_two(call: Call, arguments: tuple[str, ...]) -> None:
     assert "Usage: kvferry" in err
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--equal-tokens", "0", "must be at least 1, not 0"),
+        ("--seeds", "1", "must be at least 2, not 1"),
+        ("--equal-tokens", "x", "must be a whole number, not x"),
+    ],
+)
+def test_an_options_number_out_of_its_bounds(
+    option: str, value: str, said: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, _, err = call("compare", "small.yaml", option, value)
+    assert code == 2
+    # A typer that leaves it to click says it in click's words.
+    assert f"'{option}': {said}" in err or f"{value!r} is not a valid" in err or f"{value} is not in the range" in err
+
+
 def test_schedule_shows_its_rows(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = {"solve_s": 0.02, "makespan_s": 1.5, "completion_s": 1.5, "bound_s": 1.4, "bound_gap": 0.01}
     rows = [{"schedule": "chain", **planned, "load_s": 1.2, "regret": 0.5}]

@@ -32,7 +32,8 @@ SMALL = (
 )
 # What is taken for a slow device promises a slow pace, of half a second or many.
 HALF_A_SECOND, MANY = ("device.processors.cpu.bytes_per_s=" + rate for rate in ("30 MB/s", "0.2 MB/s"))
-PART = b"event: part"
+PART, MESSAGE = b"event: part", b"event: message"
+BEHIND = f"{ASSIST}.mask=behind-token"
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,9 @@ def ready_s(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     return found
 
 
-def through(cloud: ServedCloud, parts: int, fails: Callable[[], None], *more: str) -> Run:
-    """A run over a link that brings so many parts of the answer's stream, calls `fails`, and is cut."""
+def through(cloud: ServedCloud, parts: int, fails: Callable[[], None], *more: str, event: bytes = PART) -> Run:
+    """A run over a link that brings so many parts of the answer's stream, or other events, calls `fails`, and is
+    cut."""
     came = 0
 
     def harm(_: int, __: int, data: bytes) -> bytes | None:
@@ -68,7 +70,7 @@ def through(cloud: ServedCloud, parts: int, fails: Callable[[], None], *more: st
         if came > parts:
             fails()
             return None
-        begins = [found.start() for found in re.finditer(PART, data)]
+        begins = [found.start() for found in re.finditer(event, data)]
         came += len(begins)
         return data if came <= parts else data[: begins[parts - came]]
 
@@ -77,7 +79,7 @@ def through(cloud: ServedCloud, parts: int, fails: Callable[[], None], *more: st
     assert run.outcome == "done", run.why
     assert run.assisted is not None
     assert run.assisted.columns["lost"].tolist() == [1.0]
-    assert 1 <= run.assisted.columns["came"].tolist()[0] <= 1 + parts
+    assert 1 <= run.assisted.columns["came"].tolist()[0] <= 1 + (parts if event == PART else 0)
     assert len(run.requests[0].token_times_s) == OUTPUT
     return run
 
@@ -105,3 +107,35 @@ def test_a_promise_is_not_waited_for_when_the_link_is_cut(cloud: ServedCloud, re
     assert promised_s > 2 * LATE_S
     for n, (before_s, after_s) in enumerate(pairwise(run.requests[0].token_times_s), 1):
         assert after_s <= max(before_s, ready_s[n]) + LATE_S, f"token {n}"
+
+
+@pytest.mark.parametrize("stalls", [True, False], ids=["stalls", "cut"])
+def test_a_link_that_fails_between_the_first_token_and_its_mask(
+    stalls: bool, cloud: ServedCloud, ready_s: dict[int, float]
+) -> None:
+    over = Event()
+    try:
+        run = through(cloud, 1, over.wait if stalls else lambda: None, HALF_A_SECOND, BEHIND, event=MESSAGE)
+    finally:
+        over.set()
+    why = "no mask has come from cloud for 1 s" if stalls else "cloud went away without saying goodbye"
+    assert why in run.notes[0]
+    # The first token was shown before, and the device's own of the whole prompt come behind it.
+    assert run.assisted is not None
+    assert run.assisted.columns["came"].tolist() == [1.0]
+    for n, (before_s, after_s) in enumerate(pairwise(run.requests[0].token_times_s), 1):
+        assert after_s <= max(before_s, ready_s[n]) + LATE_S, f"token {n}"
+
+
+def test_a_mask_behind_the_first_token_over_a_link(cloud: ServedCloud) -> None:
+    found = []
+    for more in ((), (BEHIND,)):
+        with deadline(170):
+            run = run_scenario(
+                load_scenario("pd_device/live", [*SMALL, HALF_A_SECOND, f"live.cloud={cloud.url}", *more])
+            )
+        assert run.assisted is not None
+        assert run.assisted.columns["lost"].tolist() == [0.0]
+        assert run.assisted.columns["came"].tolist() == [TOKENS]
+        found.append(run.assisted.answers)
+    assert found[0] == found[1] != {}

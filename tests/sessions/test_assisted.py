@@ -78,6 +78,11 @@ def test_the_cloud_reads_what_is_new_and_the_device_catches_up() -> None:
     assert [time - second.arrival_s for time in run.requests[1].token_times_s] == pytest.approx(shown_s)
 
 
+def test_a_turn_that_is_read_whole_waits_for_no_mask() -> None:
+    behind = ran("policies.assist={name: tokens-only, assist: {tokens: 5, mask: behind-token}}")
+    assert behind.requests == ran().requests
+
+
 def test_a_cloud_that_keeps_nothing_reads_it_all() -> None:
     waited_s = waits_s(ran("policies.keep=memory"))
     assert waited_s[1] == pytest.approx(BEFORE_S + 2010 * (4e-6 + 0.1e-3) + AFTER_S)

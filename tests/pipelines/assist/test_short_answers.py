@@ -36,7 +36,7 @@ def test_patience_may_be_auto() -> None:
 
 
 def test_patience_of_no_length_is_refused() -> None:
-    with pytest.raises(InputError, match="patience"):
+    with pytest.raises(InputError, match="patience: '0 s': must be above 0; or auto or planned"):
         run_scenario(tiny(BY_HAND, "policies.assist={name: optimised, patience: 0 s}"))
 
 
