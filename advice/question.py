@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isnan
 from typing import Any
 
 from kvferry.advice.composition import Composition, Space, space_of
@@ -15,6 +16,7 @@ from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import count, quantity
+from kvferry.specs.workload import MOST_CONTEXT
 from kvferry.traces.turn import Turns
 from kvferry.traces.turns import turns_of
 
@@ -88,7 +90,10 @@ class Question:
 
     @cached_property
     def _plain(self) -> Scenario:
-        return load(dict(self.described), self.plain_settings)
+        try:
+            return load(dict(self.described), self.plain_settings)
+        except InputError as error:
+            raise InputError(str(error).replace("(mapping): ", "")) from None
 
     @property
     def plain_settings(self) -> list[str]:
@@ -193,6 +198,10 @@ def question_of(
         helper=helper,
         any_quality=any_quality,
     )
+    longest = question.turns.longest
+    if longest.prompt + longest.output > MOST_CONTEXT:
+        tokens = f"{longest.prompt + longest.output:,} tokens in the longest turn"
+        raise InputError(f"context: makes {tokens}; at most {MOST_CONTEXT:,} will do")
     _ = question.space
     return question
 
@@ -242,6 +251,8 @@ def _limit(argument: str, metric: str, value: str | float | None, kind: str | No
             bound = 1 / float(value)
         except (ValueError, ZeroDivisionError):
             raise InputError(f"{argument}: {value!r:.40} is not a number above 0, as in 8") from None
+    if isnan(bound):
+        raise InputError(f"{argument}: {value!r:.40} is not a number above 0")
     if bound <= 0:
         raise InputError(f"{argument}: {value!r:.40} is not above 0")
     return Limit(option=argument, constraint=Constraint(f"{argument} {value}", metric, True, bound))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
 from math import ceil
+from shlex import quote
 
 import yaml
 from pydantic import Field, TypeAdapter
@@ -61,7 +62,9 @@ class EngineFlags(Spec):
         flags += [*self.keeps[one.keep], *self.loads[one.load]]
         environment = [flag for flag in flags if _VARIABLE.match(flag)]
         words = [*environment, self.command, *(flag for flag in flags if flag not in environment)]
-        return " ".join(dict.fromkeys(words)).format(model=model, context=context, chunk=one.prefill_chunk)
+        gguf = model if model.endswith(".gguf") else f"{model}.gguf"
+        filled = {"model": quote(model), "gguf": quote(gguf), "context": context, "chunk": one.prefill_chunk}
+        return " ".join(dict.fromkeys(words)).format(**filled)
 
 
 @lru_cache(maxsize=1)

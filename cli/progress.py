@@ -170,7 +170,7 @@ def steps() -> Iterator[Callable[[str, int, int], None]]:
         part = name.partition(":")[0]
         if part != said:
             said = part
-            say(f"{done} of {of}: {part}")
+            say(f"{done} of {of}: {part}" if of else part)
 
     yield line
 

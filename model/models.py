@@ -189,6 +189,10 @@ def check_config(config: PreTrainedConfig, where: str) -> None:
     for key in ("use_bidirectional_attention", "attn_logit_softcapping"):
         if getattr(config, key, None):
             raise InputError(f"{where}: {key} is not supported")
+    for key in ("rms_norm_eps", "layer_norm_eps"):
+        epsilon = getattr(config, key, 0.0)
+        if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
+            raise InputError(f"{where}: {key} is {epsilon!r:.60}; a number from 0 to below 1 would do")
     ropes = config.rope_parameters or {}
     # Layers of different kinds may have one each.
     for rope in ropes.values() if kinds & ropes.keys() else (ropes,):
@@ -201,8 +205,8 @@ def check_config(config: PreTrainedConfig, where: str) -> None:
 
 def _check_rope(rope: Mapping[str, Any], where: str) -> None:
     base = rope.get("rope_theta", 1.0)
-    if isinstance(base, bool) or not isinstance(base, int | float) or not 0 < base < math.inf:
-        raise InputError(f"{where}: rope_theta is {base!r:.60}; a number above 0 would do")
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 1 <= base < math.inf:
+        raise InputError(f"{where}: rope_theta is {base!r:.60}; a number from 1 on would do")
     kind = rope.get("rope_type", "default")
     if kind in _ROPE_BY_LENGTH:
         raise InputError(f"{where}: rope_type {kind!r} makes keys depend on later tokens; 'yarn' or 'llama3' would do")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "mistral3", "smollm3", "granite", "olmo2", "phi3")
 # Numbers and texts in all lists of a header: a vocabulary of a quarter of a million with its merges has a million.
 MOST_ENTRIES = 4_000_000
+# Keys of a header, and tensors: the largest models have hundreds and thousands.
+MOST_KEYS, MOST_TENSORS = 2_000, 20_000
 _DIMENSIONS = {
     "layers": "block_count",
     "hidden": "embedding_length",
@@ -42,8 +44,7 @@ def gguf_node(file: Path) -> Node:
         raise InputError(f"{name}: {keys['attention.sliding_window']}: {what}; a model without one would do")
 
     def number(key: str) -> int | None:
-        field = reader.fields.get(f"{architecture}.{key}")
-        value = None if field is None else field.contents()
+        value = _contents(reader, f"{architecture}.{key}")
         return value if isinstance(value, int) else None
 
     dimensions = {own: number(theirs) for own, theirs in _DIMENSIONS.items()}
@@ -89,6 +90,16 @@ def _opened(file: Path) -> "GGUFReader":
                     raise ValueError(f"its lists have {self.entries:,} entries, more than {MOST_ENTRIES:,}")
             return super()._get_field_parts(orig_offs, raw_type)
 
+        def _build_fields(self, offs: int, count: int) -> int:
+            if count > MOST_KEYS:
+                raise ValueError(f"its header has {count:,} keys, more than {MOST_KEYS:,}")
+            return int(super()._build_fields(offs, count))
+
+        def _build_tensor_info(self, offs: int, count: int) -> Any:
+            if count > MOST_TENSORS:
+                raise ValueError(f"it has {count:,} tensors, more than {MOST_TENSORS:,}")
+            return super()._build_tensor_info(offs, count)
+
     try:
         return Bounded(file)
     except (ValueError, IndexError, KeyError, OverflowError, RecursionError, OSError, MemoryError) as error:
@@ -97,9 +108,16 @@ def _opened(file: Path) -> "GGUFReader":
 
 
 def _text(reader: "GGUFReader", key: str) -> str:
-    field = reader.fields.get(key)
-    value = None if field is None else field.contents()
+    value = _contents(reader, key)
     return value if isinstance(value, str) else ""
+
+
+def _contents(reader: "GGUFReader", key: str) -> Any:
+    field = reader.fields.get(key)
+    try:
+        return None if field is None else field.contents()
+    except UnicodeDecodeError:
+        return None
 
 
 def _experts(number: Any) -> dict[str, int] | None:

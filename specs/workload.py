@@ -9,6 +9,8 @@ from kvferry.specs.base import BadKey, Part, exactly_one_of
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.units import Count, Hertz, Requests, Seconds, Tokens
 
+# Tokens of a context.
+MOST_CONTEXT = 10_000_000
 # Sequences of a lock-step batch, at most.
 MOST_BATCH = 64
 # Requests of a run that decode together as they come.
@@ -51,7 +53,7 @@ class ContextReuseSpec(Part):
     # Visual tokens vary more in size and sparsity than text.
     content: Literal["text", "vlm"] = "text"
     # Of each request's stored context.
-    context: Tokens = Field(ge=1, le=10_000_000)
+    context: Tokens = Field(ge=1, le=MOST_CONTEXT)
     # Read after the context.
     question: Tokens = Field(default=64, ge=1, le=1_000_000)
     # Answered.
@@ -158,7 +160,7 @@ class LengthSpec(Part):
     """One request's own lengths, where they are not the workload's."""
 
     # Of its prompt.
-    context: Tokens | None = Field(default=None, ge=1, le=10_000_000)
+    context: Tokens | None = Field(default=None, ge=1, le=MOST_CONTEXT)
     # Of its answer.
     output: Tokens | None = Field(default=None, ge=1, le=1_000_000)
 
@@ -180,7 +182,7 @@ class DecodeSpec(Part):
     # Prompts that decode together.
     kind: Literal["decode"]
     # Tokens of each prompt. A file may call it `input`, as papers about decoding do.
-    context: Tokens = Field(ge=1, le=10_000_000, validation_alias=AliasChoices("context", "input"))
+    context: Tokens = Field(ge=1, le=MOST_CONTEXT, validation_alias=AliasChoices("context", "input"))
     # Answered by each sequence.
     output: Tokens = Field(default=1, ge=1, le=1_000_000)
     # Sequences that decode together, at most; max: as many as the budget holds, MOST_BATCH of them at most.

@@ -1,6 +1,8 @@
 """What an answer says, from trials made up by hand: figures decide each statement, and other figures say otherwise."""
 
+import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from kvferry.advice.question import Question, question_of
 from kvferry.advice.today import engines, today
 from kvferry.advice.trial import Trial
 from kvferry.advice.worth import not_worth, worths
+from kvferry.specs.errors import InputError
 
 FIT = Fit(40_960, False, 8e9, 6e9)
 
@@ -92,6 +95,27 @@ def test_an_engine_gives_its_flags_or_what_it_lacks(question: Question) -> None:
     remote = "LMCACHE_REMOTE_URL=lm://HOST:PORT LMCACHE_REMOTE_SERDE=cachegen"
     # Once, though both parts need it; variables in front, so that a shell takes the line.
     assert both == f"{disk} {remote} vllm serve m --max-model-len 4096 {connector}"
+
+
+def test_a_model_by_its_file_is_one_word_of_a_shell() -> None:
+    hostile = "./x; touch pwned #.gguf"
+    line = engines()["llama.cpp"].line(Composition(), hostile, 4096)
+    assert shlex.split(line) == ["llama-server", "-m", hostile, "-ngl", "99", "-c", "4096"]
+    assert "-m llama-3.1-8b.gguf " in engines()["llama.cpp"].line(Composition(), "llama-3.1-8b", 4096)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"context": 9_000_000}, "context: makes .* tokens in the longest turn; at most 10,000,000 will do"),
+        ({"tokens_per_s": "nan"}, "tokens_per_s: 'nan' is not a number above 0"),
+        ({"ttft": "nan s"}, "ttft: "),
+        ({"link": "0 bit/s"}, "^link.rate: '0 bit/s' is out of range"),
+    ],
+)
+def test_what_no_answer_can_be_about_is_refused(asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        question_of(device="rtx-4060", model="llama-3.1-8b", **asked)
 
 
 def test_the_number_that_changes_the_choice_is_measured_first(question: Question) -> None:

@@ -95,6 +95,14 @@ def test_no_such_file_gives_more_than_a_line(tmp_path: Path, monkeypatch: pytest
         assert "not a whole" in refused(damaged(written(tmp_path / "counts.gguf"), at, struct.pack("<Q", 2**60)))
     assert "mamba" in refused(written(tmp_path / "mamba.gguf", "mamba"))
     assert "sliding window" in refused(written(tmp_path / "window.gguf", attention__sliding_window=4096))
+    # The architecture's own text, behind its key, its type and its length.
+    name = written(tmp_path / "name.gguf")
+    at = name.read_bytes().find(b"general.architecture") + len("general.architecture") + 12
+    assert "general.architecture" in refused(damaged(name, at, b"\xff\xfe"))
+    for bound, says in (("MOST_KEYS", "its header has"), ("MOST_TENSORS", "tensors, more than 3")):
+        with monkeypatch.context() as patch:
+            patch.setattr(gguf_file, bound, 3)
+            assert says in refused(whole)
     monkeypatch.setattr(gguf_file, "MOST_ENTRIES", TOKENS - 1)
     assert "50 entries, more than 49" in refused(whole)
 
