@@ -48,7 +48,7 @@ class Conversation:
         sent = self._channel.send(message, n_bytes)
         if not sent.processed:
             assert sent.callbacks is not None
-            sent.callbacks.append(_forgive)
+            sent.callbacks.append(self._sent)
 
     def answer(self) -> Steps:
         """Returns the cloud's first response; None: there will be none, or none has come within patience. Then it is
@@ -203,11 +203,13 @@ class Conversation:
         answer.ended(self._env.now, cut=came < all_of_it)
         self.coming.succeed()
 
+    def _sent(self, sent: simpy.Event) -> None:
+        if not sent.ok:
+            sent.defused = True
+            # What a cloud says when it refuses; where it is gone, what is awaited tells.
+            if type(sent.value) is ChannelBroken:
+                self._happened(str(sent.value))
+
     def _happened(self, what: str) -> None:
         if not self._left and self._story.happened is None:
             self._story.happened = what
-
-
-def _forgive(sent: simpy.Event) -> None:
-    if not sent.ok:
-        sent.defused = True

@@ -53,8 +53,8 @@ def one_model() -> Iterator[None]:
         yield
 
 
-def ran(way: Way, **changes: Any) -> Run:
-    with deadline(60), HostileCloud(way) as cloud:
+def ran(way: Way, refuses: int | None = None, **changes: Any) -> Run:
+    with deadline(60), HostileCloud(way, refuses) as cloud:
         run = run_scenario(load_scenario(changed(LIVE, live={"cloud": cloud.url}, **changes)))
     assert run.outcome == "done", run.why
     for one in run.requests:
@@ -111,6 +111,11 @@ def nothing(voice: Voice, asked: dict[str, Any]) -> None:
 def test_what_was_not_asked_for_is_no_answer(way: Way) -> None:
     run = ran(way)
     assert f"nothing has come from cloud for {PATIENCE_S:g} s" in noted(run)
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_a_cloud_that_takes_nothing_is_named_with_its_words(status: int) -> None:
+    assert f"cannot send to cloud: {status} go away" in noted(ran(nothing, refuses=status))
 
 
 def test_a_flood_of_parts_ends_the_conversation_and_is_not_kept(heard: list[int]) -> None:

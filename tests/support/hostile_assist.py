@@ -41,9 +41,9 @@ class Voice:
 
 
 class HostileCloud:
-    """Use it in a `with` block. ``url``: where it is."""
+    """Use it in a `with` block. ``url``: where it is. `refuses`: what it says instead of taking what a device says."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Way, refuses: int | None = None) -> None:
         self._over, asked = Event(), SimpleQueue[dict[str, Any]]()
         over = self._over
 
@@ -68,8 +68,12 @@ class HostileCloud:
                 said = read(kind, self.rfile.read(int(self.headers["content-length"])))
                 if isinstance(said.value, dict):
                     asked.put(said.value)
-                self.send_response(204)
+                self.send_response(refuses or 204)
+                if refuses:
+                    self.send_header("content-length", "7")
                 self.end_headers()
+                if refuses:
+                    self.wfile.write(b"go away")
 
             def log_message(self, *_: Any) -> None:
                 pass
