@@ -98,6 +98,8 @@ def test_page_buffers_take_their_pages_in_each_row_of_each_layer() -> None:
     layout = PoolLayout(**{**SIZES, "layers": 3}, page_bytes=32, page_buffers=2, hot_steps=2)
     # Three layers of two rows, two pages each.
     assert layout.buffer_bytes == 3 * 2 * 2 * 32
+    # Hot at once, if that is asked for.
+    assert PoolLayout(**SIZES, page_bytes=32, page_buffers=1, hot_steps=1).buffer_bytes == 2 * 32
 
 
 def test_a_cluster_that_is_away_moves_within_the_file() -> None:

@@ -159,6 +159,7 @@ ROOM = Room(
 
 def test_slots_are_what_the_budget_leaves_by_hand() -> None:
     # 2 layers x 128 B a slot.
+    assert [Reuse(slots=slots).keeps for slots in (0, 1, 2)] == [False, True, True]
     assert Reuse().slots_within(ROOM, 3, 8 * 256) == 8
     assert Reuse().slots_within(ROOM, 8, 8 * 256) == 8
     assert Reuse(slots=9).slots_within(ROOM, 8, 0) == 9

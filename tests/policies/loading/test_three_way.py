@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvferry.policies.loading.bound import bound_s, frontier
+from kvferry.policies.loading.ferry_three_way import ThreeWayFerry
+from kvferry.policies.loading.loader import LoadFacts
 from kvferry.policies.loading.milp import milp_plan
 from kvferry.policies.loading.plan import Plan, Stage
 from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.three_way import clairvoyant_three_way_s, three_way_bound_s, three_way_plan
 
 NOWHERE = np.inf
@@ -110,3 +113,16 @@ def test_without_storage_it_is_the_bound_of_two_paths():
     problem = drawn(1, (8, 6, 2), 0.8)
     two = replace(problem, read_bytes=None)
     assert three_way_bound_s(two, 2.0, 1.0) == pytest.approx(bound_s(frontier(two), 2.0), rel=1e-5)
+
+
+def test_many_units_are_read_several_at_a_time_and_few_one_by_one():
+    # Everything lies on storage and nowhere else; computing takes ages. Two together for each sixteen that are left.
+    problem = problem_of((10, 4, 1), 1e6, NOWHERE, 1.0)
+    facts = LoadFacts(now_s=0.0, planned_bytes_per_s=1.0, rtt_s=0.0, planned_read_bytes_per_s=1.0)
+    loader, progress = ThreeWayFerry(), LoadProgress(problem)
+    loader.start(problem, facts)
+    together: list[int] = []
+    while (read := loader.next_read(progress, facts)) is not None:
+        together.append(len(read.units))
+    assert sum(together) == 40
+    assert together == sorted(together, reverse=True) and together[0] == 3 and together[-1] == 1
