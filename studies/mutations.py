@@ -41,6 +41,7 @@ WHOLE = (
     "tests/backends/live/decoding/test_numbered_tokens.py",
     "tests/backends/live/decoding/test_every_system.py",
     "tests/pipelines/test_run.py",
+    "tests/sessions/test_by_hand.py",
     "tests/contract",
 )
 # What tests import besides the project.

@@ -235,6 +235,18 @@ def test_writes_at_a_deep_queue_keep_all_dies_at_work_by_arithmetic_too() -> Non
     )
 
 
+def test_a_write_that_the_buffer_takes_does_not_wait_for_its_page() -> None:
+    slow = spec(page_program_s=400e-6)
+    lone_s = [
+        FlashCurve(slow.model_copy(update={"buffer_s": buffer_s}), False, writes=True).command_s(
+            np.array([16 * KIB]), 1
+        )[0]
+        for buffer_s in (0.0, 1.0)
+    ]
+    # The buffer empties at the pace of four dies.
+    assert lone_s[0] > 400e-6 and lone_s[1] < 200e-6
+
+
 def test_half_duplex_halves_what_a_mixture_gets() -> None:
     def seconds(half_duplex: bool) -> float:
         quick = spec(page_read_s=1e-6, page_program_s=1e-6, command_s=0.0, channel_bytes_per_s=1e11)
