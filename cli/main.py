@@ -63,11 +63,12 @@ class _Commands(TyperGroup):
 
 def _refused(error: typer.BadParameter) -> str:
     # Before typer 0.26 the values are checked by click, whose words say what came and what would do.
-    if not hasattr(error.__cause__, "errors"):
+    found = getattr(error.__cause__, "errors", None)
+    if found is None:
         return error.message
     from kvferry.specs.findings import rule_of
 
-    first = error.__cause__.errors()[0]
+    first = found()[0]
     came = quoted(f"{first['input']:.60}") if isinstance(first["input"], str | int | float) else ""
     return f"{rule_of(first)}, not {came}" if came else rule_of(first)
 

@@ -69,6 +69,13 @@ def test_a_mask_behind_the_first_token_which_does_not_wait_for_it() -> None:
     assert got["refined_s"] == pytest.approx(0.020)
 
 
+def test_as_problem_p_has_it_where_the_mask_comes_behind() -> None:
+    # 200 ms of refining, 0.2 of sending it and 260 over at most 100 - 20 ms each take 6 tokens behind the first.
+    handling = {**BY_HAND["workload"]["handling"], "refine_token": "200 us"}
+    got = only(ran("policies.assist={name: optimised, mask: behind-token}", workload={"handling": handling}))
+    assert (got["ratio"], got["tokens"]) == (0.25, 7)
+
+
 def test_a_second_token_waits_for_a_mask_that_takes_long() -> None:
     # 200 us for each of 1,000 tokens: refined by 339 ms. The cloud's nine tokens are there by 219.
     handling = {**BY_HAND["workload"]["handling"], "refine_token": "200 us"}

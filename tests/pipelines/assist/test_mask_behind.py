@@ -119,10 +119,11 @@ def test_a_first_answer_behind_patience_is_shown_with_the_tokens_behind_its_mask
     assert got["came"] == 5
 
 
+@pytest.mark.parametrize("asked", [1, 5])
 @pytest.mark.parametrize(("what", "tokens"), [(None, 5), ("stalls", 1), ("stalls", 3), ("damaged-mask", 5)])
-def test_what_is_left_of_one_request_is_no_part_of_the_next(what: str | None, tokens: int) -> None:
+def test_what_is_left_of_one_request_is_no_part_of_the_next(what: str | None, tokens: int, asked: int) -> None:
     fault = {} if what is None else {"fault": {"what": what, "tokens": tokens}}
-    run = ran(HELP, workload={"requests": 3, **fault})
+    run = ran(HELP.replace("tokens: 5", f"tokens: {asked}"), workload={"requests": 3, **fault})
     assert [len(one.token_times_s) for one in run.requests] == [10, 10, 10]
     waits_s = [one.token_times_s[0] - one.arrival_s for one in run.requests]
     assert waits_s == pytest.approx([FIRST_S] * 3)
@@ -177,8 +178,10 @@ def test_a_request_that_says_nothing_of_a_mask_is_for_the_papers_message() -> No
 
 
 def test_a_prompt_that_is_kept_whole_has_no_mask_to_wait_for() -> None:
+    # As many tokens as P has: none for 2 s of refining.
+    workload = {"output": 60, "handling": {**BY_HAND["workload"]["handling"], "refine_token": "2 ms"}}
     runs = [
-        ran(f"policies.assist={{name: optimised, tokens: 5, mask: {mask}}}", system="tokens-only")
+        ran(f"policies.assist={{name: optimised, mask: {mask}}}", system="tokens-only", workload=workload)
         for mask in ("behind-token", "with-token")
     ]
     assert runs[0].requests == runs[1].requests

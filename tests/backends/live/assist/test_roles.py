@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+from deadline import deadline
 from tiny import changed
 
 from kvferry.model.request_session import RequestSession
@@ -124,6 +125,14 @@ def test_a_mask_behind_the_first_token_leads_to_the_same_tokens() -> None:
         assert column(run, "lost") == [0]
     # One more frame crosses, of 60 B.
     assert column(behind, "response_bytes")[0] == column(with_token, "response_bytes")[0] + 60
+
+
+def test_a_mask_that_never_comes_behind_the_only_token_keeps_no_run_from_its_end(alone: str) -> None:
+    policies = {"assist": {**BEHIND["assist"], "tokens": 1}}
+    with deadline(120):
+        run = ran(policies=policies, workload={"fault": {"what": "stalls", "tokens": 1}})
+    assert said(run) == alone
+    assert "no mask has come from cloud for 1 s" in run.notes[0]
 
 
 def test_a_prompt_stays_unless_the_scenario_says_otherwise(alone: str) -> None:
