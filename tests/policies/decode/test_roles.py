@@ -1,6 +1,7 @@
 """What a composition of roles says of itself."""
 
 import pytest
+from decoding import roles_of
 
 from kvferry.policies.decode.blocking import TokenGroups, ValueGroups
 from kvferry.policies.decode.elastic_slots import Elastic
@@ -43,3 +44,10 @@ def test_a_layer_is_computed_while_the_one_before_is_written(layout: TokenGroups
         (before,) = stages["prefill", layer].after
         assert before[0] != "write_out" and before[1] == layer - 1
         assert stages["write_out", layer].after == (("prefill", layer),)
+
+
+def test_known_kv_comes_a_layer_ahead_and_never_three() -> None:
+    order = [stage.key for stage in roles_of("vllm").prefill(4, known=True) if stage.kind in ("bring_known", "prefill")]
+    brings = [("bring_known", n) for n in range(4)]
+    computes = [("prefill", n) for n in range(4)]
+    assert order == [*brings[:2], computes[0], brings[2], computes[1], brings[3], *computes[2:]]
