@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from command import Call
 
-
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
