@@ -1,4 +1,4 @@
-"""The README's commands, Python and scenario are run as they stand; its tables say what a run and the reports say."""
+"""The README's commands and Python are run as they stand; its tables say what a run and the reports say."""
 
 import csv
 import re
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from command import Call
-
-from kvferry.scenarios.loader import load_scenario
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -60,13 +58,6 @@ def _run(command: list[str], call: Call) -> str:
     assert code == 0, err
     assert out
     return out
-
-
-def test_the_scenario_of_the_readme(tmp_path: Path) -> None:
-    (text,) = [block for kind, block in BLOCKS if kind == "yaml"]
-    path = tmp_path / "laptop-wifi.yaml"
-    path.write_text(text)
-    assert load_scenario(path).workload.context == 16 * 1024
 
 
 def test_the_table_of_the_readme_is_what_its_command_prints(call: Call) -> None:
