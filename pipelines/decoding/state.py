@@ -115,7 +115,7 @@ class LayerState:
     # The clusters of its context, and the one that each new key belongs to.
     clustered: Ticket | None = None
     assigned: Ticket | None = None
-    # What its clusters need in this step, and the work on them.
+    # Maintenance of its clusters in this step, and the work on them.
     asked: Maintenance = ()
     maintained: Ticket | None = None
 

@@ -26,7 +26,7 @@ class Regroup:
     read: BlockRows | None = None
 
 
-# What a layer's new keys lead to, most often nothing.
+# Work that a layer's new keys lead to, most often none.
 Maintenance = Sequence[ClusterSplit] | Regroup
 
 

@@ -21,7 +21,7 @@ At = tuple[np.ndarray, np.ndarray, np.ndarray]
 Retrieved = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 # Splits by layer.
 Splits = list[tuple[int, ClusterSplit]]
-# What becomes of a step's keys: the ones that join their block, the ones that wait for its split, and splits.
+# A step's keys: the ones that join their block, the ones that wait for its split; and splits.
 Decided = tuple[At, At, Splits]
 
 
@@ -121,7 +121,7 @@ class MaintainedClusters(KeptClusters):
             waits = [Joined(row, block, True) for row, block in zip(late_rows.tolist(), late.tolist(), strict=True)]
             joined.append([*(Joined(row, block) for row, block in places), *waits])
             made.append([part for _, split in splits for part in split.parts])
-            changed.append(BlockRows.of([*made[-1], *places], self.places.shape[1]))
+            changed.append(BlockRows.of(places, self.places.shape[1]))
         self._alike.clear()
         return Update(changed=changed, joined=joined, made=made, changes=Pieces.in_turns(changes))
 

@@ -29,7 +29,7 @@ class Update:
     ``changes`` say all that becomes of the file, in this order. ``complete``: the block of every row and layer that is
     full now, if it is one. ``changed``: by layer, blocks that may have copies in memory which are out of date
     now. Where blocks are clusters, ``joined`` says by layer what became of new keys that were in no split (None: they
-    belong to no cluster yet), and ``made`` which blocks were made as a whole, (row, block)."""
+    belong to no cluster yet), and ``made`` which blocks were made as a whole besides, (row, block)."""
 
     written: Callable[[np.ndarray], Ranges] | None = None
     complete: int | None = None

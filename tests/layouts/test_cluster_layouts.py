@@ -64,6 +64,17 @@ def read(blocks: PlacedClusters, *places: tuple[int, int]) -> list[tuple[int, in
     return list(zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True))
 
 
+def test_pieces_are_written_together_unless_their_layer_has_moved() -> None:
+    # Block 1 of row 1 outgrows its pool in both layers, while it is away; then layer 0 gets a token in another row.
+    blocks = placed(PoolLayout, layers=2)
+    blocks.grow(np.array([0, 1]), np.array([1, 1]), np.array([1, 1]), 3)
+    away = [blocks.append(layer, 1, 1, here=False) for layer in (0, 1)]
+    assert [len(each.moves) for each in away] == [1, 1]
+    turns = Pieces.in_turns([*away, blocks.append(0, 0, 0)])
+    assert [moves(turn) for turn in turns] == [[*moves(away[0]), *moves(away[1])], []]
+    assert [turn.layers.tolist() for turn in turns] == [[0, 1], [0]]
+
+
 def test_pools_grow_split_and_move_by_hand() -> None:
     # Pools of 48 B, twice a block of 24 B: row 0 at 0 and 48, row 1 at 96 and 144.
     blocks = placed(PoolLayout)
