@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from kvferry.advice.answer import Answer
+from kvferry.api.page_head import page_head
 from kvferry.specs.version import VERSION
 
 # The question that each picture answers, by its file's name.
@@ -24,8 +25,10 @@ def page(found: Answer, pictures: Mapping[str, Path]) -> str:
     """Returns the page; `pictures`: PNG files by name."""
     question = found.question
     text = (files("kvferry.advice") / "page.html").read_text(encoding="utf-8")
+    title = f"{question.use.spec.name} on {question.device.name}: {found.best.composition.name}"
     return Template(text).substitute(
-        title=escape(f"{question.use.spec.name} on {question.device.name}: {found.best.composition.name}"),
+        head=page_head(title, "style-src 'unsafe-inline'; img-src data:"),
+        title=escape(title),
         about=escape(f"{question.use.spec.about}; {found.tried} compositions were run"),
         statements="\n".join(f"<h2>{escape(one.title)}</h2>\n<ul>{_items(one.lines)}</ul>" for one in found.statements),
         pictures="\n".join(

@@ -9,20 +9,14 @@ import pandas as pd
 from joblib import cpu_count
 
 from benchmarks.row import Row, higher, lower
+from benchmarks.study import BASE as POINT
 from kvferry.analysis.sweep import run_points
 from kvferry.pipelines.record import Run
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.scenario import Scenario
 
 N_REAL = 200
-BASE = {
-    "name": "small",
-    "system": "ferry",
-    "device": "rtx-5080-laptop",
-    "model": "llama-3.1-8b",
-    "link": {"rate": "640 Mbit/s", "rtt": "4 ms"},
-    "workload": {"kind": "context-reuse", "context": "10Ki"},
-}
+BASE = POINT | {"workload": {"kind": "context-reuse", "context": "10Ki"}}
 
 
 def nothing(scenario: Scenario) -> Run:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from kvferry.layouts.cluster_layout import ClusterLayout, Parts, up
+from kvferry.layouts.cluster_layout import ClusterLayout, up
 from kvferry.layouts.pieces import Moves
 from kvferry.layouts.stretched import Stretched
 from kvferry.specs.errors import InputError
@@ -114,8 +114,9 @@ class Contiguous(Stretched):
         first = np.flatnonzero(np.concatenate([[True], apart]))
         return Moves(layers[first], sources[first], sources[first] + by[first], np.add.reduceat(n_bytes, first))
 
-    def _divide(self, parts: Parts, beside: Collection[int]) -> tuple[Moves, bool]:
-        row, block, new, stay, leave = parts
+    def _divide(
+        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
+    ) -> tuple[Moves, bool]:
         more = stay + leave - int(self._tokens[row, block])
         moves, _ = self._make_room(np.array([row]), np.array([block]), more, np.array([True]))
         self._starts[row, new] = self._starts[row, block] + stay

@@ -4,13 +4,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from kvferry.layouts.co_retrieval import orders
 from kvferry.layouts.layout import Layout, LayoutCounts, Ranges
-from kvferry.layouts.pieces import Change, Pieces, Reads
+from kvferry.layouts.pieces import Pieces, Reads
 from kvferry.specs.errors import InputError
 
 
@@ -98,7 +98,7 @@ class ClusterLayout(ABC):
 class PlacedClusters(ABC):
     """Blocks of a run, numbered from 0 in every row of a layer. Layers, rows and blocks are numbers or arrays of them,
     one place each; places of one call are of different rows. What appends, splits and opens says what becomes of the
-    file: a Change, which a caller carries out in order."""
+    file: Pieces, which a caller writes in order."""
 
     def __init__(self, like: ClusterLayout) -> None:
         self.like = like
@@ -207,7 +207,7 @@ class PlacedClusters(ABC):
             order = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         self._place(flat, order, members)
 
-    def refilled(self, layer: int, tokens: np.ndarray) -> Change:
+    def refilled(self, layer: int, tokens: np.ndarray) -> Pieces:
         """Makes blocks of `tokens` int[rows, blocks] of all tokens of a layer, which are in memory; others take their
         places. InputError without room, and for a layout that is not made for it."""
         flat = layer * self.like.rows + np.arange(self.like.rows)
@@ -216,7 +216,7 @@ class PlacedClusters(ABC):
         self.filled(layer, tokens)
         self.counted.moved_bytes += before * self.like.token_bytes
         self.counted.new_bytes += (int(tokens.sum()) - before) * self.like.token_bytes
-        return self._counted(Change(self.whole(layer)))
+        return self._counted(self.whole(layer))
 
     def _empty(self, rows: np.ndarray) -> None:
         """Give up the places of all blocks of these rows."""
@@ -245,11 +245,11 @@ class PlacedClusters(ABC):
     # --- what happens to it --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Change:
+    def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Pieces:
         """Adds `tokens` to each of these blocks, of different rows. Where there is no room, entries move: a block that
         is ``here``, in memory, is written again, others are read first. InputError without room."""
 
-    def append(self, layer: int, row: int, block: int, tokens: int = 1, here: bool = True) -> Change:
+    def append(self, layer: int, row: int, block: int, tokens: int = 1, here: bool = True) -> Pieces:
         """The same for one block."""
         return self.grow(layer, np.array([row]), np.array([block]), tokens, here)
 
@@ -266,7 +266,7 @@ class PlacedClusters(ABC):
         leave: int,
         leaves: np.ndarray | None = None,
         beside: Collection[int] = (),
-    ) -> tuple[int, Change]:
+    ) -> tuple[int, Pieces]:
         """Keeps `stay` of a block's tokens, the newest included, and gives `leave` to a new block: returns its number.
         `leaves` bool[stay + leave]: which, in the order in which they came; None: unknown (a layout that keeps tokens
         where they came takes the last ones). `beside`: blocks that are alone and that the new one may come to lie
@@ -280,18 +280,21 @@ class PlacedClusters(ABC):
             raise ValueError(f"{leave} of {stay + leave} tokens leave, {np.count_nonzero(leaves)} are said to")
         new = self._number(flat)
         self.counted.new_bytes += (stay + leave - before) * self.like.token_bytes
-        return new, self._counted(self._cut(Parts(flat, block, new, stay, leave), leaves, beside))
+        return new, self._counted(self._split(flat, block, new, stay, leave, leaves, beside))
 
     @abstractmethod
-    def _cut(self, parts: "Parts", leaves: np.ndarray | None, beside: Collection[int]) -> Change: ...
+    def _split(
+        self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None, beside: Collection[int]
+    ) -> Pieces:
+        """The same, for a row of all layers and a number for the new block."""
 
     @abstractmethod
-    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
+    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Pieces]:
         """Opens a block of `tokens`; returns its number. InputError when there is no room."""
 
     def open_together(
         self, layer: int, row: int, tokens: Sequence[int], labels: np.ndarray | None = None
-    ) -> list[Change]:
+    ) -> list[Pieces]:
         """Opens blocks of `tokens` each; `labels` say which of them the tokens are in, in the order in which these
         came (None: unknown)."""
         return [self.open(layer, row, n)[1] for n in tokens]
@@ -318,23 +321,13 @@ class PlacedClusters(ABC):
         self._blocks[row] += 1
         return new
 
-    def _counted(self, change: Change) -> Change:
-        written, page = change.written, self.like.page
+    def _counted(self, written: Pieces) -> Pieces:
+        page = self.like.page
         ends = written.offsets + written.lengths
         self.counted.written_bytes += int((up(ends, page) - (written.offsets & -page)).sum())
-        self.counted.written_bytes += int(up(change.moves.lengths, page).sum())
-        self.counted.moved_bytes += int(change.moves.lengths.sum())
-        return change
-
-
-class Parts(NamedTuple):
-    """A row's block whose tokens `stay`, or `leave` for the block `new`."""
-
-    row: int
-    block: int
-    new: int
-    stay: int
-    leave: int
+        self.counted.written_bytes += int(up(written.moves.lengths, page).sum())
+        self.counted.moved_bytes += int(written.moves.lengths.sum())
+        return written
 
 
 AnyLayout = Layout | ClusterLayout

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.layouts.cluster_layout import ClusterLayout, Parts, up
+from kvferry.layouts.cluster_layout import ClusterLayout, up
 from kvferry.layouts.file_room import FileRoom
 from kvferry.layouts.pieces import Moves
 from kvferry.layouts.stretched import Stretched
@@ -152,8 +152,9 @@ class DualHead(Stretched):
         moves = Moves(rows[away] // self.like.rows, sources, targets, places[3] * self.like.token_bytes)
         return moves, anew & here
 
-    def _divide(self, parts: Parts, beside: Collection[int]) -> tuple[Moves, bool]:
-        row, block, new, stay, leave = parts
+    def _divide(
+        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
+    ) -> tuple[Moves, bool]:
         near = [other for other in self._alone[row] if other in beside and other != block]
         # The cluster that it comes from is the first to be asked, where it has room for what came to it besides.
         both = (max(stay, int(self._tokens[row, block])) + leave) * self.like.token_bytes

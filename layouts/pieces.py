@@ -1,86 +1,13 @@
 """Stretches of KV entries in the storage file: what of a cluster lies where, and how a step's reads become commands."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 # Offset and length of byte ranges, int64 arrays.
 Ranges = tuple[np.ndarray, np.ndarray]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """Entries ``firsts`` up to ``firsts + tokens`` of KV blocks, each stretch at a byte offset of the file: int64[n].
-
-    Entries are counted in the order in which they came to their block. Where ``down`` is set they lie from the end of
-    the stretch to its beginning (DynaKV 5.2: one cluster of a pair grows downwards).
-    """
-
-    layers: np.ndarray
-    rows: np.ndarray
-    blocks: np.ndarray
-    firsts: np.ndarray
-    tokens: np.ndarray
-    offsets: np.ndarray
-    down: np.ndarray
-    token_bytes: int
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.tokens * self.token_bytes
-
-    @property
-    def n_bytes(self) -> int:
-        return int(self.tokens.sum()) * self.token_bytes
-
-    def taken(self, which: np.ndarray | slice) -> "Pieces":
-        """Some of them, by index or flag."""
-        return Pieces(
-            self.layers[which],
-            self.rows[which],
-            self.blocks[which],
-            self.firsts[which],
-            self.tokens[which],
-            self.offsets[which],
-            self.down[which],
-            self.token_bytes,
-        )
-
-    def of(self, layers: np.ndarray) -> "Pieces":
-        """Returns the pieces of some layers, in that order and by their places in the file: as they are written."""
-        nth = np.full(max(int(self.layers.max(initial=0)), int(layers.max(initial=0))) + 1, len(layers))
-        nth[layers] = np.arange(len(layers))
-        kept = np.flatnonzero(nth[self.layers] < len(layers))
-        return self.taken(kept[np.lexsort((self.offsets[kept], nth[self.layers[kept]]))])
-
-    @property
-    def ranges(self) -> Ranges:
-        """Returns the byte ranges of all, adjacent ones as one; the bytes of the pieces, one behind the other, fill
-        them."""
-        offsets, lengths = self.offsets, self.lengths
-        if len(offsets) < 2:
-            return offsets, lengths
-        first = np.flatnonzero(np.concatenate([[True], offsets[1:] != offsets[:-1] + lengths[:-1]]))
-        return offsets[first], np.add.reduceat(lengths, first)
-
-    @staticmethod
-    def together(parts: "Sequence[Pieces]") -> "Pieces":
-        """Joins pieces of one token size, one after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = ("layers", "rows", "blocks", "firsts", "tokens", "offsets", "down")
-        whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
-        return Pieces(**whole, token_bytes=parts[0].token_bytes)
-
-    @staticmethod
-    def none(token_bytes: int) -> "Pieces":
-        nothing = np.empty(0, np.int64)
-        return Pieces(nothing, nothing, nothing, nothing, nothing, nothing, np.empty(0, bool), token_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,36 +38,104 @@ class Moves:
         return Moves(nothing, nothing, nothing, nothing)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Change:
-    """Says what to do to the file: first ``moves`` within it, then pieces to be ``written``."""
+_NOTHING = Moves.none()
 
-    written: Pieces
-    moves: Moves = field(default_factory=Moves.none)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Entries ``firsts`` up to ``firsts + tokens`` of KV blocks, each stretch at a byte offset of the file: int64[n].
+
+    Entries are counted in the order in which they came to their block. Where ``down`` is set they lie from the end of
+    the stretch to its beginning (DynaKV 5.2: one cluster of a pair grows downwards). Pieces that are to be written come
+    after ``moves`` within the file.
+    """
+
+    layers: np.ndarray
+    rows: np.ndarray
+    blocks: np.ndarray
+    firsts: np.ndarray
+    tokens: np.ndarray
+    offsets: np.ndarray
+    down: np.ndarray
+    token_bytes: int
+    moves: Moves = _NOTHING
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.tokens * self.token_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.tokens.sum()) * self.token_bytes
+
+    def taken(self, which: np.ndarray | slice) -> "Pieces":
+        """Returns some of them, by index or flag, without moves."""
+        return Pieces(
+            self.layers[which],
+            self.rows[which],
+            self.blocks[which],
+            self.firsts[which],
+            self.tokens[which],
+            self.offsets[which],
+            self.down[which],
+            self.token_bytes,
+        )
+
+    def after(self, moves: Moves) -> "Pieces":
+        """Returns the same, to be written after these moves."""
+        return replace(self, moves=moves)
+
+    def of(self, layers: np.ndarray) -> "Pieces":
+        """Returns the pieces of some layers, in that order and by their places in the file: as they are written."""
+        nth = np.full(max(int(self.layers.max(initial=0)), int(layers.max(initial=0))) + 1, len(layers))
+        nth[layers] = np.arange(len(layers))
+        kept = np.flatnonzero(nth[self.layers] < len(layers))
+        return self.taken(kept[np.lexsort((self.offsets[kept], nth[self.layers[kept]]))])
+
+    @property
+    def ranges(self) -> Ranges:
+        """Returns the byte ranges of all, adjacent ones as one; the bytes of the pieces, one behind the other, fill
+        them."""
+        offsets, lengths = self.offsets, self.lengths
+        if len(offsets) < 2:
+            return offsets, lengths
+        first = np.flatnonzero(np.concatenate([[True], offsets[1:] != offsets[:-1] + lengths[:-1]]))
+        return offsets[first], np.add.reduceat(lengths, first)
 
     @staticmethod
-    def together(parts: "Sequence[Change]") -> "Change":
-        """Joins changes, none of which moves what another has written."""
+    def together(parts: "Sequence[Pieces]") -> "Pieces":
+        """Joins pieces of one token size, one after the other; none of them moves what another one has written."""
         if len(parts) == 1:
             return parts[0]
-        return Change(Pieces.together([one.written for one in parts]), Moves.together([one.moves for one in parts]))
+        columns = ("layers", "rows", "blocks", "firsts", "tokens", "offsets", "down")
+        whole = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
+        moves = [part.moves for part in parts if len(part.moves)]
+        return Pieces(**whole, token_bytes=parts[0].token_bytes, moves=Moves.together(moves) if moves else _NOTHING)
 
     @staticmethod
-    def in_order(parts: "Sequence[Change]") -> "list[Change]":
-        """The same in as few as have to be carried out one after the other: where something moves, a layer's have."""
-        some = [one for one in parts if len(one.written) or len(one.moves)]
+    def in_turns(parts: "Sequence[Pieces]") -> "list[Pieces]":
+        """Joins pieces into as few as have to be written one after the other: where some move, those of a layer."""
+        some = [one for one in parts if len(one) or len(one.moves)]
         if not any(len(one.moves) for one in some):
-            return [Change.together(some)] if some else []
-        turns: list[list[Change]] = []
+            return [Pieces.together(some)] if some else []
+        turns: list[list[Pieces]] = []
         seen: set[int] = set()
         for one in some:
-            layers = {*one.written.layers.tolist(), *one.moves.layers.tolist()}
+            layers = {*one.layers.tolist(), *one.moves.layers.tolist()}
             if not turns or seen & layers:
                 turns.append([])
                 seen = set()
             turns[-1].append(one)
             seen |= layers
-        return [Change.together(turn) for turn in turns]
+        return [Pieces.together(turn) for turn in turns]
+
+    @staticmethod
+    def none(token_bytes: int) -> "Pieces":
+        nothing = np.empty(0, np.int64)
+        return Pieces(nothing, nothing, nothing, nothing, nothing, nothing, np.empty(0, bool), token_bytes)
 
 
 class Reads:

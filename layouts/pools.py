@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.layouts.cluster_layout import ClusterLayout, Parts, up
+from kvferry.layouts.cluster_layout import ClusterLayout, up
 from kvferry.layouts.file_room import FileRoom
 from kvferry.layouts.pieces import Moves
 from kvferry.layouts.stretched import Stretched
@@ -116,8 +116,9 @@ class Pools(Stretched):
         )
         return Moves(*places), anew
 
-    def _divide(self, parts: Parts, beside: Collection[int]) -> tuple[Moves, bool]:
-        row, block, new, stay, leave = parts
+    def _divide(
+        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
+    ) -> tuple[Moves, bool]:
         self._settle(row, new, leave)
         anew = stay * self.like.token_bytes > self._pool_bytes[row, block]
         if anew:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.layouts.cluster_layout import ClusterLayout, Parts, PlacedClusters, up
-from kvferry.layouts.pieces import Change, Pieces, Reads, gathered
+from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters, up
+from kvferry.layouts.pieces import Pieces, Reads, gathered
 from kvferry.specs.errors import InputError
 
 
@@ -77,13 +77,13 @@ class SequenceOrder(PlacedClusters):
     def whole(self, layer: int) -> Pieces:
         return self._all(layer, self._of_layer(self._owner, layer))
 
-    def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Change:
+    def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Pieces:
         flat = self._row(layers, rows)
         self.counted.new_bytes += tokens * len(flat) * self.like.token_bytes
         nth = np.tile(np.arange(tokens), len(flat))
         return self._counted(self._taken_in(np.repeat(flat, tokens), np.repeat(blocks, tokens), nth))
 
-    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
+    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Pieces]:
         flat = self._row(layer, row)
         new = self._number(flat)
         self.counted.new_bytes += tokens * self.like.token_bytes
@@ -91,7 +91,7 @@ class SequenceOrder(PlacedClusters):
 
     def open_together(
         self, layer: int, row: int, tokens: Sequence[int], labels: np.ndarray | None = None
-    ) -> list[Change]:
+    ) -> list[Pieces]:
         if labels is None:
             return super().open_together(layer, row, tokens)
         flat = self._row(layer, row)
@@ -101,8 +101,9 @@ class SequenceOrder(PlacedClusters):
         rows = np.full(len(labels), flat)
         return [self._counted(self._taken_in(rows, new[labels], nth, np.arange(len(labels))))]
 
-    def _cut(self, parts: Parts, leaves: np.ndarray | None, beside: Collection[int]) -> Change:
-        row, block, new, stay, leave = parts
+    def _split(
+        self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None, beside: Collection[int]
+    ) -> Pieces:
         if leaves is None:
             leaves = np.arange(stay + leave) >= stay
         more = np.arange(stay + leave - int(self._tokens[row, block]))
@@ -117,7 +118,7 @@ class SequenceOrder(PlacedClusters):
         firsts = np.array(
             [np.count_nonzero(self._owner[row, :at] == one) for at, one in zip(tokens, blocks, strict=True)], np.int64
         )
-        return Change(self._single(rows, blocks, firsts, tokens)) if len(more) else came
+        return self._single(rows, blocks, firsts, tokens) if len(more) else came
 
     def check(self) -> None:
         for row, owner in enumerate(self._owner):
@@ -144,17 +145,17 @@ class SequenceOrder(PlacedClusters):
 
     def _taken_in(
         self, rows: np.ndarray, blocks: np.ndarray, nth: np.ndarray, in_row: np.ndarray | None = None
-    ) -> Change:
+    ) -> Pieces:
         """Places new tokens, each the nth that its block gets, and that its row gets (None: the same)."""
         tokens = self._lengths[rows] + (nth if in_row is None else in_row)
         if not len(rows):
-            return Change(Pieces.none(self.like.token_bytes))
+            return Pieces.none(self.like.token_bytes)
         self._check_room(int(rows[tokens.argmax()]), int(tokens.max()) + 1)
         firsts = self._tokens[rows, blocks] + nth
         self._owner[rows, tokens] = blocks
         np.add.at(self._tokens, (rows, blocks), 1)
         np.add.at(self._lengths, rows, 1)
-        return Change(self._single(rows, blocks, firsts, tokens))
+        return self._single(rows, blocks, firsts, tokens)
 
     def _check_room(self, row: int, tokens: int) -> None:
         if tokens > self.like.most_row_tokens:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.layouts.cluster_layout import ClusterLayout, Parts, PlacedClusters
-from kvferry.layouts.pieces import Change, Moves, Pieces, Reads, gathered_apart
+from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
+from kvferry.layouts.pieces import Moves, Pieces, Reads, gathered_apart
 
 
 class PageBuffers:
@@ -100,7 +100,7 @@ class Stretched(PlacedClusters):
         pieces = self._pieces(flat, blocks, np.zeros_like(stored), stored)
         return pieces.taken(stored > 0).of(np.array([layer]))
 
-    def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Change:
+    def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Pieces:
         like, flat = self.like, self._row(layers, rows)
         before = self._tokens[flat, blocks]
         moves, anew = self._make_room(flat, blocks, tokens, np.broadcast_to(here, flat.shape))
@@ -120,12 +120,13 @@ class Stretched(PlacedClusters):
             of_rows, of_blocks, waited = others
             parts.append(self._pieces(of_rows, of_blocks, self._tokens[of_rows, of_blocks] - waited, waited))
         written = Pieces.together(parts)
-        return self._counted(Change(written.taken(written.tokens > 0), moves))
+        return self._counted(written.taken(written.tokens > 0).after(moves))
 
-    def _cut(self, parts: Parts, leaves: np.ndarray | None, beside: Collection[int]) -> Change:
-        row, block, new, stay, leave = parts
+    def _split(
+        self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None, beside: Collection[int]
+    ) -> Pieces:
         stored = int(self._stored(row, block))
-        moves, anew = self._divide(parts, beside)
+        moves, anew = self._divide(row, block, new, stay, leave, beside)
         self._tokens[row, block], self._tokens[row, new] = stay, leave
         self._buffers.give_up(np.array([row]), np.array([block]))
         # Entries before the first that leaves are where they were; those in a buffer have to be written at last.
@@ -134,9 +135,9 @@ class Stretched(PlacedClusters):
         written = self._pieces(
             np.array([row, row]), np.array([block, new]), np.array([begin, 0]), np.array([stay - begin, leave])
         )
-        return Change(written.taken(written.tokens > 0), moves)
+        return written.taken(written.tokens > 0).after(moves)
 
-    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Change]:
+    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Pieces]:
         flat = self._row(layer, row)
         new = self._number(flat)
         moves = self._settle(flat, new, tokens)
@@ -144,7 +145,7 @@ class Stretched(PlacedClusters):
         self.counted.new_bytes += tokens * self.like.token_bytes
         whole = np.array([tokens])
         written = self._pieces(np.array([flat]), np.array([new]), np.zeros_like(whole), whole)
-        return new, self._counted(Change(written, moves))
+        return new, self._counted(written.after(moves))
 
     def check(self) -> None:
         rows, blocks = np.nonzero(self._tokens)
@@ -170,9 +171,11 @@ class Stretched(PlacedClusters):
         place and has to be written as a whole. Called before they are counted."""
 
     @abstractmethod
-    def _divide(self, parts: Parts, beside: Collection[int]) -> tuple[Moves, bool]:
-        """Place the parts of a block that is split, before they are counted: what moves within the file, and whether
-        what stays has another place than the block had."""
+    def _divide(
+        self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
+    ) -> tuple[Moves, bool]:
+        """Places both parts of a block that is split, before they are counted: returns what moves within the file, and
+        whether what stays has another place than the block had."""
 
     @abstractmethod
     def _settle(self, row: int, new: int, tokens: int) -> Moves:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from kvferry.policies.decode.cuts import Clustered, Divided
+from kvferry.policies.decode.splits import Clustered, SplitParts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,4 +36,4 @@ class Assigned:
 
 
 # What ops answer with.
-Answer = Selection | Assigned | Clustered | Divided
+Answer = Selection | Assigned | Clustered | SplitParts

@@ -18,7 +18,7 @@ from kvferry.machine.op import Number as Number
 from kvferry.machine.op import Op as Op
 from kvferry.machine.op import Purpose
 from kvferry.policies.decode.attention_kernel import AttentionKernel
-from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
+from kvferry.policies.decode.splits import Clustered, ClusterSplit, Joined, SplitParts
 
 # --- prefill ---------------------------------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Assign(Op):
 
 @dataclass(frozen=True, slots=True)
 class Split(Op):
-    """Cut clusters of one layer in two, by 2-means over the `tokens` keys that they hold together; yields Divided.
+    """Split clusters of one layer in two, by 2-means over the `tokens` keys that they hold together; yields SplitParts.
 
     `tokens` count the ones that waited for it in memory, and new keys that join. All of it is in memory: brought for
     this layer's attention, or by the read that the op comes after, or `at` its place in the processor's own; `reads`
@@ -303,7 +303,7 @@ class Split(Op):
     """
 
     purpose: ClassVar[Purpose] = "updating clusters"
-    answer: ClassVar[type[Divided]] = Divided
+    answer: ClassVar[type[SplitParts]] = SplitParts
     of_block: ClassVar[bool] = True
 
     batch: Number
@@ -311,7 +311,7 @@ class Split(Op):
     step: int
     layer: int
     heads: int = 1
-    cuts: Sequence[Cut] = field(default=(), compare=False)
+    splits: Sequence[ClusterSplit] = field(default=(), compare=False)
     at: Extents | None = field(default=None, compare=False)
     reads: Reads | None = field(default=None, compare=False)
 
@@ -369,9 +369,10 @@ class OutputHead(Op):
     """From the last layer's hidden state to one new token per sequence.
 
     `complete` is the group whose last token has passed the layers: a machine that really does it gives its KV, to be
-    written. `joined` says by layer, where KV blocks are clusters, which new keys joined them and which clusters were
-    cut, and `written` which pieces of clusters are to be written then. What of that KV stays in the processor's own
-    memory lies there at `stays`. `paged`: the host makes page tables for the token to come.
+    written. `joined` says by layer, where KV blocks are clusters, which new keys joined them besides those of splits
+    (None: they belong to none yet), and `written` which pieces of clusters are to be written then. What of that KV
+    stays in the processor's own memory lies there at `stays`. `paged`: the host makes page tables for the token to
+    come.
     """
 
     purpose: ClassVar[Purpose] = "tokens"
@@ -379,7 +380,7 @@ class OutputHead(Op):
     batch: Number
     complete: int | None = field(default=None, compare=False)
     of: Batch | None = field(default=None, compare=False)
-    joined: Sequence[Sequence[Joined | Cut]] = field(default=(), compare=False)
+    joined: Sequence[Sequence[Joined] | None] = field(default=(), compare=False)
     stays: Extents | None = field(default=None, compare=False)
     written: Pieces | None = field(default=None, compare=False)
     paged: bool = False

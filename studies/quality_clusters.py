@@ -49,9 +49,9 @@ from kvferry.model.models import spec_of
 from kvferry.model.prompts import Prompts
 from kvferry.pipelines.decoding.sizing import plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
-from kvferry.policies.decode.cuts import Clustered
 from kvferry.policies.decode.head_choice import agreed
-from kvferry.policies.decode.tending import clusters_of
+from kvferry.policies.decode.kept_clusters import clusters_of
+from kvferry.policies.decode.splits import Clustered
 from kvferry.traces.clustered_keys import ClusteredKeys
 
 # Bundled models are trained in bfloat16, and their KV is in it when they run; here they compute in single precision.

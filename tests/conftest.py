@@ -53,6 +53,21 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The empty folder in which a test runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def small_here(here: Path) -> None:
+    """A folder with the small scenario that commands run."""
+    from command import SMALL
+
+    Path("small.yaml").write_text(SMALL)
+
+
+@pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Call]:
     """Run the command in this process: exit code, standard output, standard error. Its plugins are gone behind it."""
 

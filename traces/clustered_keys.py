@@ -7,9 +7,9 @@ import numpy as np
 from kvferry.machine.answers import Answer, Assigned, Selection
 from kvferry.machine.ops import Assign, Cluster, Op, OutputHead, Select, Split
 from kvferry.policies.decode.cluster_table import ClusterTable
-from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
 from kvferry.policies.decode.head_choice import agreed
 from kvferry.policies.decode.means import Told, kmeans, two_means
+from kvferry.policies.decode.splits import Clustered, ClusterSplit, Joined, SplitParts
 from kvferry.specs.errors import KvferryError
 from kvferry.system.array_memo import ArrayMemo
 from kvferry.traces.key_process import KINDS, KeyProcess
@@ -44,7 +44,7 @@ class ClusteredKeys:
     """The clusters of a run's rows, as policies decide about them: every key belongs to one, or waits for one.
 
     ``labels`` int32[rows, tokens] is the cluster of each key, -1 for keys that are still to come; ``waits`` (bool, like
-    them) are the ones that wait in memory for a cluster to be cut. Rows are of a few kinds of layers, ``table`` has
+    them) are the ones that wait in memory for a cluster to be split. Rows are of a few kinds of layers, ``table`` has
     what is known of their clusters; a layer of the same kind as another has the same rows.
     """
 
@@ -74,8 +74,8 @@ class ClusteredKeys:
         self._ranked: dict[int, np.ndarray] = {}
         self._nearest: tuple[np.ndarray, np.ndarray] | None = None
         self._scores: np.ndarray | None = None
-        # By kind, what the present step's cuts came to.
-        self._divided: dict[int, tuple[Sequence[Cut], Divided]] = {}
+        # By kind, what the present step's splits came to.
+        self._parts: dict[int, tuple[Sequence[ClusterSplit], SplitParts]] = {}
         self._clustered: dict[tuple[int, int], Clustered] = {}
         self._told: Told = lambda done, of: None
 
@@ -94,7 +94,7 @@ class ClusteredKeys:
         if isinstance(op, Assign):
             ids, squared = self.nearest()
             return Assigned(ids[of_kind].astype(np.int32).reshape(shape), squared[of_kind].reshape(shape))
-        return self._split(op)
+        return self._answered(op)
 
     @property
     def entry(self) -> int:
@@ -143,7 +143,7 @@ class ClusteredKeys:
 
     def _forget(self) -> None:
         """Drops the answers about the token before."""
-        self._ranked, self._nearest, self._scores, self._divided = {}, None, None, {}
+        self._ranked, self._nearest, self._scores, self._parts = {}, None, None, {}
 
     def watch(self, told: Told) -> None:
         self._told = told
@@ -164,10 +164,10 @@ class ClusteredKeys:
         before = (better * (self.table.counts[at, :width] + self._waiting[at, :width])).sum(1)
         return np.asarray(before < tokens)
 
-    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> Divided:
-        if not cuts:
-            return Divided(np.empty((0, 2), np.int64), np.empty((0, 2)))
-        return self._cut([(layer * self.rows + cut.row, cut) for layer, cut in cuts])
+    def split(self, splits: Sequence[tuple[int, ClusterSplit]]) -> SplitParts:
+        if not splits:
+            return SplitParts(np.empty((0, 2), np.int64), np.empty((0, 2)))
+        return self._split([(layer * self.rows + split.row, split) for layer, split in splits])
 
     def join(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, *, waiting: bool) -> None:
         if len(rows):
@@ -256,46 +256,46 @@ class ClusteredKeys:
         self.table.fill(numbers, keys, found, first)
         return numbers, found
 
-    def _split(self, op: Split) -> Divided:
+    def _answered(self, op: Split) -> SplitParts:
         kind = op.layer % self.kinds
-        if kind not in self._divided:
-            self._divided[kind] = op.cuts, self._cut([(kind * self.rows + cut.row, cut) for cut in op.cuts])
-        cuts, divided = self._divided[kind]
-        if tuple(cuts) != tuple(op.cuts):
-            raise KvferryError(f"layer {op.layer} cuts other clusters than layer {kind}, which is like it")
-        return divided
+        if kind not in self._parts:
+            self._parts[kind] = op.splits, self.split([(kind, split) for split in op.splits])
+        splits, parts = self._parts[kind]
+        if tuple(splits) != tuple(op.splits):
+            raise KvferryError(f"layer {op.layer} splits other clusters than layer {kind}, which is like it")
+        return parts
 
-    def _cut(self, cuts: Sequence[tuple[int, Cut]]) -> Divided:
-        """Cuts in these rows."""
-        for row, cut in cuts:
-            if cut.joins:
-                self.labels[row, self.entry] = cut.block
+    def _split(self, splits: Sequence[tuple[int, ClusterSplit]]) -> SplitParts:
+        """Splits clusters in these rows."""
+        for row, split in splits:
+            if split.joins:
+                self.labels[row, self.entry] = split.block
         end = self.entry + 1
-        members = [np.flatnonzero(self.labels[row, :end] == cut.block) for row, cut in cuts]
+        members = [np.flatnonzero(self.labels[row, :end] == split.block) for row, split in splits]
         sizes = np.array([len(each) for each in members])
         there = np.arange(sizes.max()) < sizes[:, None]
         vectors = np.zeros((*there.shape, self.keys.shape[2]))
-        for n, (row, _) in enumerate(cuts):
+        for n, (row, _) in enumerate(splits):
             vectors[n, : sizes[n]] = self.keys[row, members[n]]
         leaves = two_means(vectors, there)
-        tokens, variances = np.zeros((len(cuts), 2), np.int64), np.zeros((len(cuts), 2))
-        for n, (row, cut) in enumerate(cuts):
-            self.waits[row, members[n]], self._waiting[row, cut.block] = False, 0
-            leaving = leaves[n, : sizes[n]] & (cut.new is not None)
-            for part, (cluster, inside) in enumerate(((cut.block, ~leaving), (cut.new, leaving))):
+        tokens, variances = np.zeros((len(splits), 2), np.int64), np.zeros((len(splits), 2))
+        for n, (row, split) in enumerate(splits):
+            self.waits[row, members[n]], self._waiting[row, split.block] = False, 0
+            leaving = leaves[n, : sizes[n]] & (split.new is not None)
+            for part, (cluster, inside) in enumerate(((split.block, ~leaving), (split.new, leaving))):
                 if cluster is not None:
                     self.labels[row, members[n][inside]] = cluster
                     self.table.set(row, cluster, vectors[n, : sizes[n]][inside])
                     tokens[n, part] = self.table.counts[row, cluster]
                     variances[n, part] = self.table.squares[row, cluster] / tokens[n, part]
-        left = [of[:n] & (cut.new is not None) for of, n, (_, cut) in zip(leaves, sizes, cuts, strict=True)]
-        return Divided(tokens, variances, left)
+        left = [of[:n] & (split.new is not None) for of, n, (_, split) in zip(leaves, sizes, splits, strict=True)]
+        return SplitParts(tokens, variances, left)
 
-    def _joined(self, joined: Sequence[Sequence[Joined | Cut]]) -> None:
-        """Enters the keys under way into their clusters; cuts have been made."""
+    def _joined(self, joined: Sequence[Sequence[Joined] | None]) -> None:
+        """Enters the keys under way into their clusters; splits have been made."""
         for kind, of_layer in enumerate(joined[: self.kinds]):
             for waiting in (False, True):
-                some = [one for one in of_layer if isinstance(one, Joined) and one.buffered == waiting]
+                some = [one for one in of_layer or () if one.delayed == waiting]
                 if some:
                     rows = np.array([kind * self.rows + one.row for one in some])
                     self._join(rows, np.array([one.block for one in some]), waiting)

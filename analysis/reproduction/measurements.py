@@ -22,8 +22,8 @@ from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.loading.workload import Requests
 from kvferry.pipelines.record import Assisted
 from kvferry.pipelines.run import run_whole
+from kvferry.policies.decode.maintained_clusters import MaintainedClusters
 from kvferry.policies.decode.scored_keys import LowRankKeys
-from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.loading.greedy import greedy_plan
 from kvferry.policies.loading.milp import milp_plan
 from kvferry.sim.costs.block_sparse import BlockSparseKernel
@@ -181,7 +181,7 @@ def update_reads(scenario: Scenario) -> Figures:
     evolution = Evolution(plan, workload.keys, scenario.seed)
     evolution.go(workload.output - 1)
     kept = evolution.kept
-    assert isinstance(kept, TendedClusters), "keys join no clusters"
+    assert isinstance(kept, MaintainedClusters), "keys join no clusters"
     return {"update_read_entries": kept.unasked / (evolution.keys.kinds * plan.rows * (workload.output - 1))}
 
 

@@ -18,6 +18,7 @@ from kvferry.analysis.study_plots import marked
 from kvferry.analysis.sureness import how_sure
 from kvferry.analysis.tables import INTERVAL, NOT_KNOWN, says_more
 from kvferry.analysis.variants import VARIANT
+from kvferry.api.page_head import page_head
 from kvferry.api.report_page.charts import bars, claims_chart, scatter, timeline
 from kvferry.api.report_page.names import names_of
 from kvferry.api.report_page.overview import HEADLINES, not_measured, overview_of
@@ -52,6 +53,13 @@ class Section:
     inner: list[Section] = field(default_factory=list)
 
 
+# Scripts and styles that the page itself holds.
+_SOURCES = (
+    "script-src 'unsafe-inline' 'unsafe-eval' data: blob:; style-src 'unsafe-inline' data: blob:; img-src data: blob:;"
+    " worker-src blob:"
+)
+
+
 def report(folders: Sequence[Path]) -> str:
     """One HTML document about all results in these folders, which needs no network and no other file.
 
@@ -76,8 +84,10 @@ def report(folders: Sequence[Path]) -> str:
     sections = [_section(result, number) for result in results]
     for section, name in zip(sections, names, strict=True):
         section.title = name
+    title = shorten(f"KVFerry: {', '.join(result.name for result in results)}", 120, placeholder=" ...")
     return page.render(
-        title=shorten(f"KVFerry: {', '.join(result.name for result in results)}", 120, placeholder=" ..."),
+        head=page_head(title, _SOURCES),
+        title=title,
         overview=overview_of(results, names),
         version=VERSION,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvferry.backends.needs import KvOnStorage
-from kvferry.backends.sim.parts import SimParts
+from kvferry.backends.sim.machine_parts import SimParts
 from kvferry.backends.world import Inputs
 from kvferry.machine.answers import Selection
 from kvferry.machine.ops import Selecting

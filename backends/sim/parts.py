@@ -1,7 +1,7 @@
 """Modelled machines, by the sort of need."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,37 +16,13 @@ from kvferry.backends.needs import (
     NoKv,
     Prompts,
 )
+from kvferry.backends.sim.machine_parts import SimParts
 from kvferry.backends.world import Inputs
-from kvferry.machine.answers import Selection
-from kvferry.machine.ops import DecodeAttention, Selecting
-from kvferry.policies.decode.upkeep import Ahead
 from kvferry.specs.device import DeviceSpec
-from kvferry.specs.errors import KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import ChunkTrace, generate_chunks
-from kvferry.traces.cluster_answers import Clusters
 from kvferry.traces.requests import context_requests
 from kvferry.traces.stored import StoredContext
-
-
-def _no_contexts(sequence: int) -> StoredContext:
-    raise KvferryError("this workload has no contexts in a cloud")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimParts:
-    """Holds what a SimMachine is made with: its device as it is under this need, and what answers its ops that choose;
-    and the contexts that lie in the cloud for it."""
-
-    device: DeviceSpec
-    selections: Callable[[Selecting], Selection] | None = None
-    clusters: Clusters | None = None
-    keys: Ahead | None = None
-    # Told of attention, where an index wants to know what it takes in.
-    attended: Callable[[DecodeAttention], None] | None = None
-    stored: Callable[[int], StoredContext] = _no_contexts
-    # The storage file is mapped into memory: its size, and how much of it may be there.
-    mapped: tuple[float, float] | None = None
 
 
 def parts_for(scenario: Scenario, need: Need, inputs: Inputs) -> SimParts:

@@ -12,7 +12,8 @@ import simpy
 
 from kvferry.backends.needs import KvOfTurns, KvOnStorage, Needs
 from kvferry.backends.sim.machine import SimMachine
-from kvferry.backends.sim.parts import SimParts, parts_for
+from kvferry.backends.sim.machine_parts import SimParts
+from kvferry.backends.sim.parts import parts_for
 from kvferry.backends.world import NO_INPUTS, Described, Inputs, OneTurn, Say, WholeWorld, described, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Span, Tell

@@ -1,4 +1,4 @@
-"""Stages that compute a token and tend KV blocks, each as a pipeline begins it and a planner prices it."""
+"""Stages that compute a token and maintain KV blocks, each as a pipeline begins it and a planner prices it."""
 
 from kvferry.layouts.pieces import Reads
 from kvferry.machine.answers import Assigned
@@ -22,7 +22,8 @@ from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.stage_kind import After, Worker
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.pipelines.decoding.updates import renew, staying, write
-from kvferry.policies.decode.tending import Regroup, Tending, clusters_of
+from kvferry.policies.decode.kept_clusters import Maintenance, Regroup, clusters_of
+from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.upkeep import Learned, Update
 
 
@@ -140,25 +141,21 @@ class AssignKeys:
         return prices.work(self.op(prices.plan, prices.plan.choice.blocks, 0, 0))
 
 
-class TendClusters:
-    """Does what a layer's new keys lead to: cuts clusters, read first if not selected, or makes tokens clusters. Most
+class MaintainClusters:
+    """Does what a layer's new keys lead to: splits clusters, read first if not selected, or makes tokens clusters. Most
     often nothing."""
 
     worker: Worker = "processor"
 
     @staticmethod
-    def cut(
-        plan: DecodePlan, tending: Tending, step: int, layer: int, at: Extents | None, reads: Reads | None
-    ) -> Split:
-        tokens = sum(cut.tokens for cut in tending.cuts)
-        return Split(plan.sequences, tokens, step, layer, plan.choice.heads, tending.cuts, at, reads)
-
-    @staticmethod
-    def group(
-        plan: DecodePlan, regroup: Regroup, step: int, layer: int, at: Extents | None, reads: Reads | None
-    ) -> Cluster:
-        sizes = plan.sequences, regroup.tokens, regroup.clusters
-        return Cluster(*sizes, layer, step, plan.choice.heads, regroup.first, whole=regroup.whole, at=at, reads=reads)
+    def op(
+        plan: DecodePlan, asked: Maintenance, step: int, layer: int, at: Extents | None, reads: Reads | None
+    ) -> Split | Cluster:
+        n, heads = plan.sequences, plan.choice.heads
+        if isinstance(asked, Regroup):
+            sizes = n, asked.tokens, asked.clusters
+            return Cluster(*sizes, layer, step, heads, asked.first, whole=asked.whole, at=at, reads=reads)
+        return Split(n, sum(split.tokens for split in asked), step, layer, heads, asked, at, reads)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         this = now.layers[layer]
@@ -170,32 +167,35 @@ class TendClusters:
             ids, squared = answer.ids.ravel(), answer.squared.ravel()
         kept, first = clusters_of(now.kept), this.first_alike
         if first == layer:
-            tending = kept.tend(layer, ids, squared, found)
+            this.asked = kept.maintain(layer, ids, squared, found)
         else:
-            tending = now.layers[first].tending
-            kept.tended_like(layer, first)
-        this.tending = tending
-        this.cuts = () if tending is None else tending.cuts
-        if tending is None:
-            this.tended = None
+            this.asked = now.layers[first].asked
+            kept.maintain_like(layer, first)
+        if not this.asked:
+            this.maintained = None
             return now.done()
         at = reads = None
-        if tending.read is not None:
-            reads = now.blocks.reads(layer, *tending.read.places)
+        if (absent := self._absent(this.asked, found.wanted.rows)) is not None:
+            reads = now.blocks.reads(layer, *absent.places)
             at = Extents(*reads.ranges)
             if now.away(layer):
                 if reads.entries is not None:
                     now.record.cut_entries += int(reads.entries.sum())
                 after, at = (now.machine.move(at, now.tiers[layer], "device"), *after), None
-        if tending.regroup is None:
-            op: Split | Cluster = self.cut(now.plan, tending, now.step, layer, at, reads)
-        else:
-            op = self.group(now.plan, tending.regroup, now.step, layer, at, reads)
-        this.tended = ticket = now.machine.submit(op, after=after)
+        op = self.op(now.plan, this.asked, now.step, layer, at, reads)
+        this.maintained = ticket = now.machine.submit(op, after=after)
         return ticket
 
+    @staticmethod
+    def _absent(asked: Maintenance, rows: int) -> BlockRows | None:
+        """Returns the clusters that no query has brought."""
+        if isinstance(asked, Regroup):
+            return asked.read
+        absent = [(split.row, split.block) for split in asked if split.read]
+        return BlockRows.of(absent, rows) if absent else None
+
     def parts(self, prices: Prices) -> Parts:
-        """Left out of the mean: what is cut depends on what keys say."""
+        """Left out of the mean: what is split depends on what keys say."""
         return ()
 
 
@@ -230,9 +230,9 @@ class NextToken:
         return OutputHead(plan.sequences, update.complete, None, update.joined, stays, written, paged)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        for tended, each in enumerate(now.layers):
-            if (ticket := each.tended) is not None:
-                clusters_of(now.kept).outcome(tended, ticket.value)
+        for number, each in enumerate(now.layers):
+            if (ticket := each.maintained) is not None:
+                clusters_of(now.kept).maintained(number, ticket.value)
         update = now.kept.append(Learned([each.found for each in now.layers]))
         stays = staying(now, update) if update else None
         ticket = now.machine.submit(self.op(now.plan, update, stays), after=after)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.policies.decode.cuts import Clustered
-from kvferry.policies.decode.tending import KeptClusters, clusters_of
+from kvferry.policies.decode.kept_clusters import KeptClusters, clusters_of
+from kvferry.policies.decode.splits import Clustered
 from kvferry.specs.workload import KeysSpec
 from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.key_process import KeyProcess

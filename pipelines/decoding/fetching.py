@@ -11,7 +11,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.stage_kind import After, Worker
 from kvferry.pipelines.decoding.state import DecodeState
-from kvferry.pipelines.decoding.updates import changes_of
+from kvferry.pipelines.decoding.updates import changed_blocks
 from kvferry.policies.decode.ranked import Ranked
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.upkeep import Update
@@ -204,7 +204,7 @@ class SwapIn:
         """Begins the first layer of the next step, beside the output head of this one: without what this step changes,
         which is written behind the head."""
         if not now.last and not now.plan.layout.moves:
-            self._choose(now, 0, changes_of(update, 0)[0])
+            self._choose(now, 0, changed_blocks(update, 0))
             now.coming = self._move(now, 0, ())
 
     @staticmethod

@@ -7,7 +7,7 @@ from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.stage_kind import After, Worker
 from kvferry.pipelines.decoding.state import DecodeState
-from kvferry.policies.decode.tending import clusters_of
+from kvferry.policies.decode.kept_clusters import clusters_of
 
 
 class PrefillOne:

@@ -3,12 +3,12 @@
 from kvferry.pipelines.decoding.computing import (
     AssignKeys,
     Attend,
+    MaintainClusters,
     NextToken,
     PassOn,
     PassOnRest,
     ProjectKeysValues,
     ProjectQueries,
-    TendClusters,
 )
 from kvferry.pipelines.decoding.fetching import (
     BringAll,
@@ -51,7 +51,7 @@ KINDS: dict[str, Kind] = {
     "rebuild": RebuildKeys(),
     "attend": Attend(),
     "assign": AssignKeys(),
-    "tend": TendClusters(),
+    "maintain": MaintainClusters(),
     "feed_forward": PassOn(),
     "rest": PassOnRest(),
     "next_token": NextToken(),

@@ -15,11 +15,10 @@ from kvferry.machine.memory import GrowingLeases
 from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.policies.decode.cuts import Cut
+from kvferry.policies.decode.kept_clusters import Maintenance
 from kvferry.policies.decode.residency import AllThere
 from kvferry.policies.decode.rows import Lookup
 from kvferry.policies.decode.slot_table import Resident
-from kvferry.policies.decode.tending import Tending
 from kvferry.policies.decode.upkeep import Ahead, Kept, Update
 from kvferry.specs.tier import Tier
 
@@ -45,7 +44,7 @@ class DecodeRecord:
     accesses: int = 0
     accessed: int = 0
     longest_access: int = 0
-    # Entries of clusters that were read for nothing but to be cut.
+    # Entries of clusters that were read for nothing but to be split.
     cut_entries: int = 0
     # Blocks wanted and reused before the step that is under way.
     _before: tuple[int, int] = (0, 0)
@@ -116,10 +115,9 @@ class LayerState:
     # The clusters of its context, and the one that each new key belongs to.
     clustered: Ticket | None = None
     assigned: Ticket | None = None
-    # The work that its clusters need in this step, which of them are cut, and the work on them.
-    tending: Tending | None = None
-    cuts: Sequence[Cut] = ()
-    tended: Ticket | None = None
+    # Maintenance of its clusters in this step, and the work on them.
+    asked: Maintenance = ()
+    maintained: Ticket | None = None
 
 
 class DecodeState:

@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from kvferry.layouts.pieces import Change
+from kvferry.layouts.pieces import Pieces
 from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.state import DecodeState
-from kvferry.policies.decode.cuts import Cut
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.upkeep import Update
 from kvferry.specs.tier import Tier
@@ -24,9 +23,9 @@ def write(now: DecodeState, update: Update, after: Ticket) -> None:
             _carry_out(now, change, layers, tier, after)
 
 
-def _carry_out(now: DecodeState, change: Change, layers: np.ndarray, tier: Tier, after: Ticket) -> None:
+def _carry_out(now: DecodeState, change: Pieces, layers: np.ndarray, tier: Tier, after: Ticket) -> None:
     """First what moves, then what is new."""
-    moves, written = change.moves.of(layers), change.written.of(layers)
+    moves, written = change.moves.of(layers), change.of(layers)
     if len(moves):
         away = now.machine.move(Extents(moves.sources, moves.lengths), tier, "device", after=(after,))
         now.machine.move(Extents(moves.targets, moves.lengths), "device", tier, after=(away,))
@@ -40,20 +39,18 @@ def renew(now: DecodeState, update: Update) -> None:
     for layer in range(len(update.changed)):
         if now.layers[layer].first_alike != layer:
             break
-        changed, made = changes_of(update, layer)
+        changed, made = changed_blocks(update, layer), update.made[layer] if update.made else ()
         tokens = now.kept.tokens_of(layer, changed) if changed.ids.size else None
         now.layers[layer].resident.renew(changed, tokens, made)
 
 
-def changes_of(update: Update, layer: int) -> tuple[BlockRows, list[tuple[int, int]]]:
-    """Returns a layer's blocks that have changed, and those of them that have been made as a whole, (row, block)."""
-    changed = update.changed[layer]
-    cuts = [one for one in update.joined[layer] if isinstance(one, Cut)] if update.joined else []
-    made = [(one.row, block) for one in cuts for block in (one.block, one.new) if block is not None]
-    if made:
-        places = zip(*(of.tolist() for of in changed.places), strict=True)
-        changed = BlockRows.of({*places, *made}, changed.rows)
-    return changed, made
+def changed_blocks(update: Update, layer: int) -> BlockRows:
+    """Returns a layer's blocks that have changed, or have been made as a whole."""
+    changed, made = update.changed[layer], update.made[layer] if update.made else ()
+    if not made:
+        return changed
+    places = zip(*(of.tolist() for of in changed.places), strict=True)
+    return BlockRows.of({*places, *made}, changed.rows)
 
 
 def staying(now: DecodeState, update: Update) -> Extents | None:

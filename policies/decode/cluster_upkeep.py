@@ -1,4 +1,4 @@
-"""Upkeeps of clusters that new keys join: adaptive, which cuts what is no longer alike (DynaKV Algorithm 1), and
+"""Upkeeps of clusters that new keys join: adaptive, which splits what is no longer alike (DynaKV Algorithm 1), and
 static (PQCache)."""
 
 import math
@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from kvferry.policies.decode.maintained_clusters import MaintainedClusters
 from kvferry.policies.decode.room import Room
-from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.decode.upkeep import Upkeep, new_tokens
 from kvferry.policies.ledger import Holding
 
@@ -21,21 +21,21 @@ class StaticClusters(Upkeep):
     # Entries that wait for a page are the layout's business.
     clusters = True
     beside_moves: ClassVar[tuple[str, ...]] = ("assign",)
-    after_attention: ClassVar[tuple[str, ...]] = ("tend",)
+    after_attention: ClassVar[tuple[str, ...]] = ("maintain",)
 
-    def start(self, context: int, block_tokens: int, layout: Any) -> TendedClusters:
-        return TendedClusters(layout, threshold=math.inf, buffer_tokens=0, most_tokens=None)
+    def start(self, context: int, block_tokens: int, layout: Any) -> MaintainedClusters:
+        return MaintainedClusters(layout, threshold=math.inf, buffer_tokens=0, most_tokens=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveClusters(StaticClusters):
     """DynaKV's Algorithm 1. A key joins the nearest cluster while the variance stays below the head's threshold,
-    ``threshold`` times the mean variance of the head's clusters in the context. Otherwise the cluster is cut in two, at
-    once if it was retrieved in this step; if not, the key waits in memory until it is. When ``buffer_tokens`` wait in a
-    row, the cluster that most of them wait for is read and cut.
+    ``threshold`` times the mean variance of the head's clusters in the context. Otherwise the cluster is split in two,
+    at once if it was retrieved in this step; if not, the split is delayed, and the key waits in memory until it is.
+    When ``buffer_tokens`` wait in a row, the cluster that most of them wait for is read and split.
 
-    ``most_tokens``: a cluster that would be larger is cut, too, whatever its variance, and one that is larger as it is
-    made once it is retrieved; None: any size.
+    ``most_tokens``: a cluster that would be larger is split, too, whatever its variance, and one that is larger as it
+    is made once it is retrieved; None: any size.
     """
 
     threshold: Annotated[float, Field(ge=0)] = 2.0
@@ -55,7 +55,7 @@ class AdaptiveClusters(StaticClusters):
         if self.most_tokens is not None and self.most_tokens < 1:
             raise ValueError(f"most_tokens is 1 or more, got {self.most_tokens}")
 
-    def start(self, context: int, block_tokens: int, layout: Any) -> TendedClusters:
-        return TendedClusters(
+    def start(self, context: int, block_tokens: int, layout: Any) -> MaintainedClusters:
+        return MaintainedClusters(
             layout, threshold=self.threshold, buffer_tokens=self.buffer_tokens, most_tokens=self.most_tokens
         )

@@ -9,12 +9,12 @@ import numpy as np
 from pydantic import Field
 
 from kvferry.layouts.cluster_layout import PlacedClusters
-from kvferry.layouts.pieces import Change
+from kvferry.layouts.pieces import Pieces
 from kvferry.policies.decode.cluster_upkeep import StaticClusters
-from kvferry.policies.decode.cuts import Clustered, Cut, Divided
+from kvferry.policies.decode.kept_clusters import KeysAhead, Maintenance, Regroup
+from kvferry.policies.decode.maintained_clusters import MaintainedClusters
 from kvferry.policies.decode.rows import BlockRows, Lookup
-from kvferry.policies.decode.tended_clusters import TendedClusters
-from kvferry.policies.decode.tending import KeysAhead, Regroup, Tending
+from kvferry.policies.decode.splits import Clustered, SplitParts
 from kvferry.policies.decode.upkeep import Learned, Update
 
 
@@ -33,7 +33,7 @@ class GlobalClusters(StaticClusters):
         return RegroupedClusters(layout, block_tokens, self.every_tokens)
 
 
-class RegroupedClusters(TendedClusters):
+class RegroupedClusters(MaintainedClusters):
     """A run's clusters, and how many tokens have come since they were made."""
 
     def __init__(self, places: PlacedClusters, block_tokens: int, every_tokens: int) -> None:
@@ -45,41 +45,39 @@ class RegroupedClusters(TendedClusters):
     def _due(self) -> bool:
         return self._since + 1 >= self._every_tokens
 
-    def _regroup(self, tokens: int) -> Regroup:
-        return Regroup(tokens, min(max(1, tokens // self._block_tokens), self.places.room), 0, whole=True)
+    def _regroup(self, tokens: int, read: BlockRows | None = None) -> Regroup:
+        return Regroup(tokens, min(max(1, tokens // self._block_tokens), self.places.room), 0, whole=True, read=read)
 
-    def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
+    def maintain(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Maintenance:
         if not self._due:
-            return super().tend(layer, ids, squared, found)
+            return super().maintain(layer, ids, squared, found)
         held = self.places.all_tokens[layer]
         there = held > 0
         there[found.wanted.places] = False
         absent = BlockRows.where(there)
-        return Tending(read=absent if absent.ids.size else None, regroup=self._regroup(int(held[0].sum()) + 1))
+        return self._regroup(int(held[0].sum()) + 1, absent if absent.ids.size else None)
 
-    def tended_like(self, layer: int, first: int) -> None:
+    def maintain_like(self, layer: int, first: int) -> None:
         if not self._due:
-            super().tended_like(layer, first)
+            super().maintain_like(layer, first)
 
-    def outcome(self, layer: int, found: Divided | Clustered) -> None:
+    def maintained(self, layer: int, found: SplitParts | Clustered) -> None:
         if self._due:
             self._made[layer] = found.tokens, found.variances
         else:
-            super().outcome(layer, found)
+            super().maintained(layer, found)
 
     def append(self, learned: Learned) -> Update:
         if not self._due:
             self._since += 1
             return super().append(learned)
-        self._since, rows = 0, self.places.shape[1]
+        self._since = 0
         changes = [self._refill(layer, *self._made[layer]) for layer in sorted(self._made)]
-        joined = [
-            [Cut(row, block, None, False, int(n)) for row in range(rows) for block, n in enumerate(tokens[row])]
-            for _, (tokens, _) in sorted(self._made.items())
-        ]
-        changed = [BlockRows.where(tokens > 0) for _, (tokens, _) in sorted(self._made.items())]
+        held = [tokens > 0 for _, (tokens, _) in sorted(self._made.items())]
+        made = [list(zip(*(of.tolist() for of in np.nonzero(there)), strict=True)) for there in held]
+        changed = [BlockRows.where(there) for there in held]
         self._made.clear()
-        return Update(changed=changed, joined=joined, changes=Change.in_order(changes))
+        return Update(changed=changed, joined=[()] * len(held), made=made, changes=Pieces.in_turns(changes))
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
         layers, rows, _ = self.places.shape
@@ -96,6 +94,6 @@ class RegroupedClusters(TendedClusters):
                     of_kind = made[layer % keys.kinds]
                     self._refill(layer, of_kind, np.zeros(of_kind.shape))
 
-    def _refill(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> Change:
+    def _refill(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> Pieces:
         self.variances[layer, :, : variances.shape[1]] = variances
         return self.places.refilled(layer, tokens)

@@ -8,11 +8,11 @@ import numpy as np
 from pydantic import Field
 
 from kvferry.layouts.cluster_layout import PlacedClusters
-from kvferry.layouts.pieces import Change
-from kvferry.policies.decode.cuts import Clustered, Cut, Divided
+from kvferry.layouts.pieces import Pieces
+from kvferry.policies.decode.kept_clusters import KeptClusters, KeysAhead, Maintenance, Regroup
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
-from kvferry.policies.decode.tending import KeptClusters, KeysAhead, Regroup, Tending
+from kvferry.policies.decode.splits import Clustered, SplitParts
 from kvferry.policies.decode.upkeep import Learned, Update, Upkeep, new_tokens
 from kvferry.policies.ledger import Holding
 from kvferry.specs.errors import InputError
@@ -24,7 +24,7 @@ class LocalClusters(Upkeep):
     ``window_clusters`` clusters of their own then (DynaKV 2.3, ClusterKV)."""
 
     clusters = True
-    after_attention: ClassVar[tuple[str, ...]] = ("tend",)
+    after_attention: ClassVar[tuple[str, ...]] = ("maintain",)
 
     window_tokens: Annotated[int, Field(ge=1)] = 128
     window_clusters: Annotated[int, Field(ge=1)] = 8
@@ -61,35 +61,30 @@ class WindowedClusters(KeptClusters):
     def recent(self, layer: int) -> int:
         return self.tokens
 
-    def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
+    def maintain(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Maintenance:
         if self.tokens + 1 < self._window_tokens:
-            return None
-        return Tending(regroup=Regroup(self._window_tokens, self._clusters(layer), self.places.most(layer)))
+            return ()
+        return Regroup(self._window_tokens, self._clusters(layer), self.places.most(layer))
 
-    def tended_like(self, layer: int, first: int) -> None:
+    def maintain_like(self, layer: int, first: int) -> None:
         """Nothing is decided by layers."""
 
-    def outcome(self, layer: int, found: Divided | Clustered) -> None:
+    def maintained(self, layer: int, found: SplitParts | Clustered) -> None:
         assert isinstance(found, Clustered)
         self._made[layer] = found.tokens, found.labels
 
     def append(self, learned: Learned) -> Update:
         layers, rows, _ = self.places.shape
         self.tokens += 1
+        nothing = [BlockRows.of((), rows)] * layers
         if self.tokens < self._window_tokens:
-            return self._update([], [])
+            return Update(changed=nothing, joined=[None] * layers)
         self.tokens, first, clusters = 0, self.places.most(0), self._made[0][0].shape[1]
         changes = [change for layer in range(layers) for change in self._opened(layer, *self._made[layer])]
         self._made.clear()
-        return self._update(
-            changes,
-            [Cut(row, first + block, None, False, 0) for row in range(rows) for block in range(clusters)],
-        )
-
-    def _update(self, changes: list[Change], made: list[Cut]) -> Update:
-        layers, rows, _ = self.places.shape
-        nothing = [BlockRows.of((), rows)] * layers
-        return Update(changed=nothing, joined=[made] * layers, changes=Change.in_order(changes))
+        made = [(row, first + block) for row in range(rows) for block in range(clusters)]
+        changes = Pieces.in_turns(changes)
+        return Update(changed=nothing, joined=[()] * layers, made=[made] * layers, changes=changes)
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
         layers, rows, _ = self.places.shape
@@ -111,9 +106,9 @@ class WindowedClusters(KeptClusters):
             raise InputError(f"policies.layout: {what}; a larger room, or fewer window_clusters, would do")
         return min(self._window_clusters, free)
 
-    def _opened(self, layer: int, tokens: np.ndarray, labels: np.ndarray | None) -> list[Change]:
+    def _opened(self, layer: int, tokens: np.ndarray, labels: np.ndarray | None) -> list[Pieces]:
         """Returns new clusters of every row [rows, clusters], and the one of each new token [rows, tokens]."""
-        found: list[Change] = []
+        found: list[Pieces] = []
         for row, of_row in enumerate(tokens.tolist()):
             found += self.places.open_together(layer, row, of_row, None if labels is None else labels[row])
         return found

@@ -1,4 +1,4 @@
-"""K-means and 2-means of many sets of vectors at once: how clusters of keys are made, and cut (DynaKV 4, 7)."""
+"""K-means and 2-means of many sets of vectors at once: how clusters of keys are made, and split (DynaKV 4, 7)."""
 
 from collections.abc import Callable
 

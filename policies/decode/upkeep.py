@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from kvferry.layouts.layout import Layout, Ranges
-from kvferry.layouts.pieces import Change, Pieces
-from kvferry.policies.decode.cuts import Cut, Joined
+from kvferry.layouts.pieces import Pieces
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.splits import Joined
 from kvferry.policies.ledger import NEW_TOKENS, Holding
 
 
@@ -28,18 +28,20 @@ class Update:
     """Says what new tokens lead to. ``written`` gives the byte ranges that some layers' KV is written to; None:
     ``changes`` say all that becomes of the file, in this order. ``complete``: the block of every row and layer that is
     full now, if it is one. ``changed``: by layer, blocks that may have copies in memory which are out of date
-    now. ``joined`` says by layer, where blocks are clusters, what became of new keys and which clusters were cut."""
+    now. Where blocks are clusters, ``joined`` says by layer what became of new keys that were in no split (None: they
+    belong to no cluster yet), and ``made`` which blocks were made as a whole besides, (row, block)."""
 
     written: Callable[[np.ndarray], Ranges] | None = None
     complete: int | None = None
     changed: Sequence[BlockRows] = ()
-    joined: Sequence[Sequence[Joined | Cut]] = ()
-    changes: Sequence[Change] = ()
+    joined: Sequence[Sequence[Joined] | None] = ()
+    made: Sequence[Sequence[tuple[int, int]]] = ()
+    changes: Sequence[Pieces] = ()
 
     @property
     def pieces(self) -> Pieces | None:
         """Returns all that is written of clusters; None: nothing is."""
-        return Pieces.together([change.written for change in self.changes]) if self.changes else None
+        return Pieces.together(self.changes) if self.changes else None
 
 
 class Ahead(Protocol):

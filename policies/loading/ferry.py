@@ -88,14 +88,13 @@ class Ferry:
     some units were streamed earlier than necessary, and nothing else happens.
 
     With `needed_first` False the order is the chain's, whose every prefix is closed under dependencies: it needs no
-    expectation, but is slow where token chunks differ strongly. `plans` counts the expectations made.
+    expectation, but is slow where token chunks differ strongly.
     """
 
     window = WIDE
 
     def __init__(self, needed_first: bool = True) -> None:
         self.needed_first = needed_first
-        self.plans = 0
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         self._problem = problem
@@ -178,7 +177,6 @@ class Ferry:
 
     def _plan(self, progress: LoadProgress, facts: LoadFacts) -> None:
         """Estimate where the paths will meet, and find what units before that point need from behind it."""
-        self.plans += 1
         self._planned_exchange = self._exchange
         shape = self._problem.compute_s.shape
         absent = np.zeros(self._problem.units, dtype=bool)

@@ -27,15 +27,9 @@ COMPUTE, STREAM, READ = range(3)
 class ThreeWayFerry:
     """Each path works through its part of a division that lets all end together (``three_way_stage``). It is made
     again for what is absent when a rate has changed. A path without a part left helps the one that would end last: it
-    takes that path's last unit, under way or not, if it would have it sooner.
-
-    `plans` counts the divisions made.
-    """
+    takes that path's last unit, under way or not, if it would have it sooner."""
 
     window = WIDE
-
-    def __init__(self) -> None:
-        self.plans = 0
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         self._problem = problem
@@ -104,7 +98,6 @@ class ThreeWayFerry:
         return [1.0 / rate if rate else 1e12 for rate in rates]
 
     def _divide(self, progress: LoadProgress, facts: LoadFacts) -> None:
-        self.plans += 1
         problem, shape = self._problem, self._problem.compute_s.shape
         self._divided_at = self._seconds()
         absent = np.zeros(shape, bool)

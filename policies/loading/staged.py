@@ -56,7 +56,6 @@ class Controller:
         self.migration_limit = migration_limit
         self._stage = 0
         self._migrated = 0
-        self.migrations = 0
 
     def stream_instead(self, work: Assignment, k: int, progress: LoadProgress, facts: LoadFacts) -> int | None:
         """The last unit in stage k's computation order, if the link would bring it before the processor computes it."""
@@ -70,14 +69,14 @@ class Controller:
         if self._stream_s(progress.streaming_bytes + work.stream_bytes[unit], facts) >= computed_s:
             return None
         work.give_to_link(unit)
-        self._count()
+        self._migrated += 1
         return unit
 
     def compute_instead(self, work: Assignment, k: int, unit: int, progress: LoadProgress, facts: LoadFacts) -> bool:
         """Whether to compute a unit that stage k gave to the link, rather than wait for the link."""
         if not self._may_migrate(work, k) or not self.computed_sooner(work, k, unit, progress, facts):
             return False
-        self._count()
+        self._migrated += 1
         return True
 
     def computed_sooner(self, work: Assignment, k: int, unit: int, progress: LoadProgress, facts: LoadFacts) -> bool:
@@ -94,10 +93,6 @@ class Controller:
         if k != self._stage:
             self._stage, self._migrated = k, 0
         return self._migrated < self.migration_limit * work.units_of[k]
-
-    def _count(self) -> None:
-        self._migrated += 1
-        self.migrations += 1
 
 
 # More parameters have defaults.

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvferry.policies.loading.bound import ROUNDING, column_labels, first_enough_s
-from kvferry.policies.loading.plan import Plan, Stage, by_storage, ordered_stage
+from kvferry.policies.loading.plan import Stage, by_storage, ordered_stage
 from kvferry.policies.loading.problem import LoadProblem
 
 # Cutting planes end when the bound is known this closely, or after this many.
@@ -141,16 +141,6 @@ def clairvoyant_three_way_s(problem: LoadProblem, done: Callable[[float], tuple[
         return divisions.fits(np.array(done(elapsed_s)))
 
     return first_enough_s(enough, float(problem.compute_s.sum()), _CLOSE)
-
-
-def three_way_plan(problem: LoadProblem, bytes_per_s: float, read_bytes_per_s: float) -> Plan:
-    """One stage that divides the whole problem among three paths so that they end together."""
-    seconds = np.array([1.0, 1.0 / bytes_per_s, 1.0 / read_bytes_per_s])
-    absent = np.ones(problem.compute_s.shape, bool)
-    ahead_s = np.array([problem.start_s, 0.0, 0.0])
-    return Plan(
-        (three_way_stage(problem, Divisions(problem), seconds, absent=absent, computable=absent, ahead_s=ahead_s),)
-    )
 
 
 def three_way_stage(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from dask_cluster import DEADLY_SEED, dask_cluster, deadly_run
 from plugin import LOADER, none_left  # noqa: F401
+from tiny import seeded
 
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.executors import machines
@@ -24,20 +25,7 @@ from kvferry.scenarios.loader import load_scenario, scenario_hash
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 
-BASE = load_scenario(
-    {
-        "name": "small",
-        "system": "stream-only",
-        "device": "rtx-5080-laptop",
-        "model": "tiny",
-        "link": {"rate": "80 Mbit/s", "rtt": "4 ms"},
-        "workload": {"kind": "context-reuse", "context": "4Ki"},
-    }
-)
-
-
-def seeded(*seeds: int) -> list[Scenario]:
-    return [BASE.model_copy(update={"seed": seed}) for seed in seeds]
+BASE = seeded(0)[0]
 
 
 def table(folder: Path) -> bytes:

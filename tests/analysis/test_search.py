@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny import DECODING, LOADING
+from tiny import DECODING, LOADING, STREAMED, as_yaml
 
 from kvferry.analysis import search_result
 from kvferry.analysis.dataset import read_points
@@ -22,15 +22,7 @@ from kvferry.specs.scenario import Scenario
 
 Call = Callable[..., tuple[int, str, str]]
 
-BASE = """\
-base:
-  name: small
-  system: stream-only
-  device: rtx-5080-laptop
-  model: tiny
-  link: {rate: 80 Mbit/s}
-  workload: {kind: context-reuse, context: 4Ki}
-"""
+BASE = as_yaml({"base": STREAMED})
 SEARCH = (
     BASE
     + """\
@@ -45,9 +37,7 @@ at_once: 6
 )
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def written(text: str = SEARCH) -> Search:

@@ -8,30 +8,18 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import seeded
 
 from kvferry.analysis import sweep
 from kvferry.analysis.dataset import Dataset, read_earlier, read_points
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.sweep import run_points
 from kvferry.pipelines.record import RequestRecord, Run
-from kvferry.scenarios.loader import load_scenario, scenario_hash
+from kvferry.scenarios.loader import scenario_hash
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 
-BASE = load_scenario(
-    {
-        "name": "small",
-        "system": "stream-only",
-        "device": "rtx-5080-laptop",
-        "model": "tiny",
-        "link": {"rate": "80 Mbit/s", "rtt": "4 ms"},
-        "workload": {"kind": "context-reuse", "context": "4Ki"},
-    }
-)
-
-
-def seeded(*seeds: int) -> list[Scenario]:
-    return [BASE.model_copy(update={"seed": seed}) for seed in seeds]
+BASE = seeded(0)[0]
 
 
 class StandIn:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from tiny import DECODING, LOADING
+from tiny import DECODING, LOADING, STREAMED, as_yaml
 
 import kvferry
 from kvferry.analysis import study_plots
@@ -18,21 +18,10 @@ from kvferry.analysis.study_spec import PlotSpec
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 
-BASE = """\
-name: small
-system: stream-only
-device: rtx-5080-laptop
-model: tiny
-link: {rate: 80 Mbit/s}
-workload: {kind: context-reuse, context: 4Ki}
-seed: 7
-"""
-
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(BASE)
+def base(here: Path) -> None:
+    Path("small.yaml").write_text(as_yaml(STREAMED | {"seed": 7}))
 
 
 def written(text: str) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from tiny import STREAMED, as_yaml, changed
 
 import kvferry
 from kvferry.analysis.dataset import read_points
@@ -12,16 +13,6 @@ from kvferry.analysis.study import load_study
 from kvferry.analysis.variants import variants_of
 from kvferry.specs.errors import InputError
 
-BASE = """\
-name: small
-system: stream-only
-device: rtx-5080-laptop
-model: tiny
-link: {rate: 80 Mbit/s}
-workload: {kind: context-reuse, context: 2Ki}
-policies: {codec: kivi}
-seed: 7
-"""
 STUDY = """\
 base: small.yaml
 variants:
@@ -37,9 +28,9 @@ plots:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(BASE)
+def files(here: Path) -> None:
+    base = changed(STREAMED, workload={"context": "2Ki"}, policies={"codec": "kivi"}, seed=7)
+    Path("small.yaml").write_text(as_yaml(base))
     Path("study.yaml").write_text(STUDY)
 
 

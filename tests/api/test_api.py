@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import SMALL, Call
+from command import Call
 from plugin import FAULTY, LOADER, none_left, written  # noqa: F401
 from tiny import DECODING, LIVE_LOADING, LOADING, tiny
 
@@ -20,10 +20,7 @@ from kvferry.pipelines.record import Run
 PNG = b"\x89PNG\r\n"
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("small_here")
 
 
 def test_importing_it_imports_nothing_else() -> None:

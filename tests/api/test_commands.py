@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command import SMALL, Call
+from command import Call
 from tiny import DECODING, tiny
 
 import kvferry
@@ -14,10 +14,7 @@ from kvferry.cli import main
 TERMINAL = {"scenarios", "systems", "devices", "models", "runtimes", "schema", "kv_file", "serve", "serve_cloud"}
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("small_here")
 
 
 def test_each_command_with_a_result_has_a_function() -> None:

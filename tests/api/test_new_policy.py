@@ -15,10 +15,7 @@ import kvferry
 from kvferry.api.new_policy import new_policy
 from kvferry.pipelines.plugin_kinds import KINDS
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from command import SMALL
 from tiny import DECODING, tiny
 
 import kvferry
@@ -15,10 +14,7 @@ from kvferry.specs.errors import InputError
 SEEDS = 5
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("small_here")
 
 
 def test_each_seed_is_compared_with_itself() -> None:

@@ -24,11 +24,7 @@ from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import generate_chunks
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(SMALL)
+pytestmark = pytest.mark.usefixtures("small_here")
 
 
 @pytest.fixture

@@ -48,9 +48,7 @@ axes:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("small.yaml").write_text(SMALL)
+def files(small_here: None) -> None:
     Path("study.yaml").write_text(STUDY)
     written(LOADER)
 

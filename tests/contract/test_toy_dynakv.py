@@ -15,12 +15,12 @@ from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPool
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters
 from kvferry.policies.decode.global_clusters import GlobalClusters, RegroupedClusters
 from kvferry.policies.decode.local_clusters import LocalClusters, WindowedClusters
+from kvferry.policies.decode.maintained_clusters import MaintainedClusters
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.rows import BlockRows
-from kvferry.policies.decode.tended_clusters import TendedClusters
 
-COUNTED = ("splits", "delayed", "forced", "moves")
+COUNTED = ("splits", "delayed", "moves")
 CLUSTERS = Roles(
     selector=Centroids(selected_tokens=20, per_head=True),
     residency=Reuse(),
@@ -38,7 +38,7 @@ def test_what_a_real_run_assigned_is_replayed() -> None:
         inputs = live.world.content.inputs()
     with decoded("sim", plan, inputs) as simulated:
         for run in (live, simulated):
-            assert isinstance(run.decode.now.kept, TendedClusters)
+            assert isinstance(run.decode.now.kept, MaintainedClusters)
         real, modelled = live.decode.now.kept, simulated.decode.now.kept
         assert [vars(real)[what] for what in COUNTED] == [vars(modelled)[what] for what in COUNTED]
         assert (real.places.all_tokens == modelled.places.all_tokens).all()
@@ -55,7 +55,7 @@ def test_every_layout_holds_every_token(toy: RunToy, layout: Any) -> None:
     plan = toy_plan(replace(CLUSTERS, layout=layout(group_tokens=3)), sequences=2, context=50, output=16)
     with toy(plan) as run:
         blocks, kept = run.decode.now.blocks, run.decode.now.kept
-        assert isinstance(blocks, PlacedClusters) and isinstance(kept, TendedClusters)
+        assert isinstance(blocks, PlacedClusters) and isinstance(kept, MaintainedClusters)
         blocks.check()
         assert (blocks.all_tokens + kept.waiting).sum(axis=2).tolist() == [
             [50 + 16 - 1] * plan.rows
@@ -80,7 +80,7 @@ def test_clusters_grow_split_and_are_written(toy: RunToy) -> None:
     plan = toy_plan(CLUSTERS, sequences=2, context=50, output=24)
     with toy(plan) as run:
         clusters = run.decode.now.kept
-        assert isinstance(clusters, TendedClusters)
+        assert isinstance(clusters, MaintainedClusters)
         assert min(clusters.splits, clusters.delayed) > 0
         for layer in range(plan.model.layers):
             run.decode.now.layers[layer].resident.check()

@@ -17,11 +17,9 @@ from kvferry.specs.scenario import Scenario
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def files(here: Path) -> None:
     Path("board.yaml").write_text(BOARD)
     Path("s.yaml").write_text(GOOD)
-    return tmp_path
 
 
 def complaint(source: str = "s.yaml", *overrides: str) -> str:

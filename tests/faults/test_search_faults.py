@@ -9,15 +9,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from tiny import STREAMED, as_yaml
 
-SEARCH = """\
-base:
-  name: small
-  system: stream-only
-  device: rtx-5080-laptop
-  model: tiny
-  link: {rate: 80 Mbit/s}
-  workload: {kind: context-reuse, context: 4Ki}
+SEARCH = (
+    as_yaml({"base": STREAMED})
+    + """\
 space:
   link.rtt: {from: 1 ms, to: 100 ms, log: true}
   workload.context: [1Ki, 2Ki, 4Ki, 8Ki]
@@ -25,6 +21,7 @@ objectives: [ttft_s, load_s]
 points: 60
 at_once: 5
 """
+)
 # Stand-ins for runs, which take NAP seconds each.
 SCRIPT = """\
 import os, sys, time

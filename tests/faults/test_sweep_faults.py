@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tiny import STREAMED, as_yaml
 
 from kvferry.analysis.dataset import Dataset, read_points
 from kvferry.analysis.sweep import run_points
@@ -250,19 +251,15 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         pass
 
 
-STUDY = """\
-base:
-  name: small
-  system: stream-only
-  device: rtx-5080-laptop
-  model: tiny
-  link: {rate: 80 Mbit/s}
-  workload: {kind: context-reuse, context: 4Ki}
+STUDY = (
+    as_yaml({"base": STREAMED})
+    + """\
 axes:
   workload.context: [4Ki, 8Ki]
 plots:
   - {kind: line, x: workload.context, y: ttft_s}
 """
+)
 
 
 def kvferry(folder: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:

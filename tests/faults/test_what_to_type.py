@@ -14,10 +14,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.units import shown_size
 from kvferry.traces.importers import import_trace
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvferry.layouts.cluster_by_cluster import ContiguousLayout
 from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
 from kvferry.layouts.dual_head import DualHeadLayout
-from kvferry.layouts.pieces import Change, Pieces
+from kvferry.layouts.pieces import Pieces
 from kvferry.layouts.pools import PoolLayout
 from kvferry.layouts.sequence_order import SequenceLayout
 from kvferry.specs.errors import InputError
@@ -53,7 +53,7 @@ def ranges(pieces: Pieces) -> list[tuple[int, int]]:
     return list(zip(pieces.offsets.tolist(), pieces.lengths.tolist(), strict=True))
 
 
-def moves(change: Change) -> list[tuple[int, int, int]]:
+def moves(change: Pieces) -> list[tuple[int, int, int]]:
     columns = (change.moves.sources, change.moves.targets, change.moves.lengths)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -64,6 +64,17 @@ def read(blocks: PlacedClusters, *places: tuple[int, int]) -> list[tuple[int, in
     return list(zip(reads.offsets.tolist(), reads.lengths.tolist(), strict=True))
 
 
+def test_pieces_are_written_together_unless_their_layer_has_moved() -> None:
+    # Block 1 of row 1 outgrows its pool in both layers, while it is away; then layer 0 gets a token in another row.
+    blocks = placed(PoolLayout, layers=2)
+    blocks.grow(np.array([0, 1]), np.array([1, 1]), np.array([1, 1]), 3)
+    away = [blocks.append(layer, 1, 1, here=False) for layer in (0, 1)]
+    assert [len(each.moves) for each in away] == [1, 1]
+    turns = Pieces.in_turns([*away, blocks.append(0, 0, 0)])
+    assert [moves(turn) for turn in turns] == [[*moves(away[0]), *moves(away[1])], []]
+    assert [turn.layers.tolist() for turn in turns] == [[0, 1], [0]]
+
+
 def test_pools_grow_split_and_move_by_hand() -> None:
     # Pools of 48 B, twice a block of 24 B: row 0 at 0 and 48, row 1 at 96 and 144.
     blocks = placed(PoolLayout)
@@ -71,16 +82,16 @@ def test_pools_grow_split_and_move_by_hand() -> None:
     # What is read are whole storage blocks; those of two pools that lie apart are two commands.
     assert read(blocks, (0, 0), (0, 1)) == [(0, 32), (48, 32)]
     for at in (120, 128, 136):
-        assert ranges(blocks.append(0, 1, 0).written) == [(at, 8)]
+        assert ranges(blocks.append(0, 1, 0)) == [(at, 8)]
     # A seventh token takes a pool of 112 B at the end. It is in memory, and is written anew.
-    assert ranges(blocks.append(0, 1, 0).written) == [(192, 56)]
+    assert ranges(blocks.append(0, 1, 0)) == [(192, 56)]
     assert blocks.counted.moved_bytes == 48
     # Three of them leave for the pool that was left; those that stay are written again, too.
     new, change = blocks.split(0, 1, 0, 4, 3)
-    assert (new, ranges(change.written)) == (2, [(192, 32), (96, 24)])
+    assert (new, ranges(change)) == (2, [(192, 32), (96, 24)])
     # Where it is known that the first three stay, they stay where they are.
     new, change = blocks.split(0, 1, 0, 3, 1, np.array([False, False, False, True]))
-    assert (new, ranges(change.written)) == (3, [(304, 8)])
+    assert (new, ranges(change)) == (3, [(304, 8)])
     assert [blocks.blocks(0, row) for row in range(2)] == [2, 4]
     assert blocks.tokens_of(0, np.array([1, 1, 0]), np.array([0, 2, 1])).tolist() == [3, 3, 3]
     blocks.check()
@@ -108,7 +119,7 @@ def test_a_cluster_that_is_away_moves_within_the_file() -> None:
     blocks.append(0, 0, 0)
     change = blocks.append(0, 0, 0, here=False)
     assert moves(change) == [(0, 128, 32)]
-    assert ranges(change.written) == [(160, 8)]
+    assert ranges(change) == [(160, 8)]
     # The move is of the layer that the row is in.
     blocks = placed(PoolLayout, spare=1, layers=2)
     blocks.append(1, 1, 0)
@@ -120,20 +131,20 @@ def test_pairs_grow_towards_each_other_by_hand() -> None:
     blocks = placed(DualHeadLayout, most_tokens=4)
     assert ranges(blocks.whole(0)) == [(0, 24), (40, 24), (64, 24), (104, 24)]
     assert blocks.whole(0).down.tolist() == [False, True, False, True]
-    assert ranges(blocks.append(0, 0, 0).written) == [(24, 8)]
-    assert ranges(blocks.append(0, 0, 1).written) == [(32, 8)]
+    assert ranges(blocks.append(0, 0, 0)) == [(24, 8)]
+    assert ranges(blocks.append(0, 0, 1)) == [(32, 8)]
     # The pool is full. A cluster that is split frees the place for one more, the other part has a pool of its own.
     new, change = blocks.split(0, 0, 1, 2, 2)
-    assert (new, ranges(change.written)) == (2, [(48, 16), (128, 16)])
+    assert (new, ranges(change)) == (2, [(48, 16), (128, 16)])
     assert not blocks.fits(0, 0, 0, 3)
     # Five tokens fit beside two, and a sixth; a seventh does not. The cluster moves to a pool for seven of its own:
     # the one that is alone has room for four in its half.
     for at in (32, 40):
-        assert ranges(blocks.append(0, 0, 0).written) == [(at, 8)]
-    assert ranges(blocks.append(0, 0, 0).written) == [(192, 56)]
+        assert ranges(blocks.append(0, 0, 0)) == [(at, 8)]
+    assert ranges(blocks.append(0, 0, 0)) == [(192, 56)]
     # What comes next pairs with the one that was left alone last: its partner's end of the pool is free.
     new, change = blocks.open(0, 0, 1)
-    assert (new, ranges(change.written), change.written.down.tolist()) == (3, [(296, 8)], [True])
+    assert (new, ranges(change), change.down.tolist()) == (3, [(296, 8)], [True])
     blocks.check()
 
 
@@ -175,7 +186,7 @@ def test_a_pair_away_keeps_its_direction_as_it_moves() -> None:
     # Eight tokens are in the pool; one more of the second, which is not in memory, moves downwards into a pool's end.
     change = blocks.append(0, 0, 1, here=False)
     assert moves(change) == [(40, 168, 24)]
-    assert ranges(change.written) == [(160, 8)] and change.written.down.all()
+    assert ranges(change) == [(160, 8)] and change.down.all()
     blocks.check()
 
 
@@ -184,12 +195,12 @@ def test_what_leaves_does_not_take_the_room_that_what_stays_needs() -> None:
     blocks = placed(DualHeadLayout, sequences=1, first_blocks=1, most_tokens=8)
     blocks.append(0, 0, 0, 11)
     _, change = blocks.split(0, 0, 0, 15, 1)
-    assert ranges(change.written) == [(0, 120), (120, 8)]
+    assert ranges(change) == [(0, 120), (120, 8)]
     # With three more 16 stay: no room is left beside them for the one that leaves, which has a pool of its own.
     blocks = placed(DualHeadLayout, sequences=1, first_blocks=1, most_tokens=8)
     blocks.append(0, 0, 0, 12)
     _new, change = blocks.split(0, 0, 0, 16, 1)
-    assert ranges(change.written) == [(0, 128), (128, 8)]
+    assert ranges(change) == [(0, 128), (128, 8)]
     blocks.check()
 
 
@@ -198,12 +209,12 @@ def test_what_lies_behind_a_cluster_moves_by_hand() -> None:
     # A row of 100 tokens takes 800 B.
     assert ranges(blocks.whole(0)) == [(0, 24), (24, 24), (800, 24), (824, 24)]
     change = blocks.append(0, 0, 0)
-    assert (moves(change), ranges(change.written)) == ([(24, 32, 24)], [(24, 8)])
+    assert (moves(change), ranges(change)) == ([(24, 32, 24)], [(24, 8)])
     change = blocks.append(0, 0, 1)
-    assert (moves(change), ranges(change.written)) == ([], [(56, 8)])
+    assert (moves(change), ranges(change)) == ([], [(56, 8)])
     assert blocks.counted.moved_bytes == 24
     new, change = blocks.split(0, 0, 0, 3, 2)
-    assert (new, moves(change), ranges(change.written)) == (2, [(32, 40, 32)], [(0, 24), (24, 16)])
+    assert (new, moves(change), ranges(change)) == (2, [(32, 40, 32)], [(0, 24), (24, 16)])
     assert read(blocks, (0, 0), (0, 2), (0, 1)) == [(0, 80)]
     blocks.check()
 
@@ -217,13 +228,13 @@ def test_rows_behind_a_cluster_that_grows_move_as_far_as_the_extent_goes(extent:
     change = blocks.grow(0, np.array([0, 1]), np.array([0, 1]))
     behind = [(96, 112, 96)] if extent == "file" else []
     assert moves(change) == [(24, 32, 72), *behind]
-    assert ranges(change.written) == [(24, 8), (104, 8)]
+    assert ranges(change) == [(24, 8), (104, 8)]
     assert blocks.counted.moved_bytes == 72 + 96 * len(behind)
     # The last row of all has room behind it; a cluster that opens in the row before pushes it.
     assert blocks.fits(1, 1, 1) and not blocks.fits(1, 0, 1) and blocks.fits(0, 1, 1) == (extent == "layer")
     begin = second_layer + 16 * len(behind)
     new, change = blocks.open(1, 0, 2)
-    assert (new, moves(change), ranges(change.written)) == (2, [(begin + 48, begin + 64, 48)], [(begin + 48, 16)])
+    assert (new, moves(change), ranges(change)) == (2, [(begin + 48, begin + 64, 48)], [(begin + 48, 16)])
     blocks.check()
 
 
@@ -237,16 +248,16 @@ def test_tokens_in_their_order_are_read_in_parts_by_hand() -> None:
     # New tokens come behind all others; a cluster that opens far away is a command of its own.
     blocks.grow(0, np.array([0, 1]), np.array([0, 1]))
     new, change = blocks.open(0, 0, 4)
-    assert (new, ranges(change.written)) == (2, [(56, 8), (64, 8), (72, 8), (80, 8)])
+    assert (new, ranges(change)) == (2, [(56, 8), (64, 8), (72, 8), (80, 8)])
     # Which tokens leave is said, and nothing is written for it.
     new, change = blocks.split(0, 0, 0, 2, 2, np.array([True, False, False, True]))
-    assert (new, len(change.written)) == (3, 0)
+    assert (new, len(change)) == (3, 0)
     assert blocks.reads(0, np.array([0]), np.array([3])).pieces.offsets.tolist() == [0, 48]
     # One token of each row, then four: of 8 B each. A split brings none.
     assert (blocks.counted.new_bytes, blocks.counted.moved_bytes) == (48, 0)
     # Unless it comes with a new one, which is written. Nobody said which leave: 5 and 11 of 1, 3, 5 and 11.
     new, change = blocks.split(0, 0, 1, 2, 2)
-    assert (new, ranges(change.written), change.written.blocks.tolist()) == (4, [(88, 8)], [4])
+    assert (new, ranges(change), change.blocks.tolist()) == (4, [(88, 8)], [4])
     assert blocks.reads(0, np.array([0]), np.array([1])).pieces.offsets.tolist() == [8, 24]
     assert blocks.counted.new_bytes == 56
     blocks.check()
@@ -303,33 +314,33 @@ def test_what_queries_want_together_lies_together() -> None:
 def test_new_blocks_keep_the_order_of_tokens() -> None:
     sequence = placed(SequenceLayout)
     (change,) = sequence.open_together(0, 0, [1, 2], np.array([1, 0, 1]))
-    assert (change.written.blocks.tolist(), change.written.firsts.tolist()) == ([3, 2, 3], [0, 0, 1])
-    assert ranges(change.written) == [(48, 8), (56, 8), (64, 8)]
+    assert (change.blocks.tolist(), change.firsts.tolist()) == ([3, 2, 3], [0, 0, 1])
+    assert ranges(change) == [(48, 8), (56, 8), (64, 8)]
     sequence.check()
     contiguous = placed(ContiguousLayout)
     changes = contiguous.open_together(0, 0, [1, 2], np.array([1, 0, 1]))
-    assert [ranges(change.written) for change in changes] == [[(48, 8)], [(56, 16)]]
+    assert [ranges(change) for change in changes] == [[(48, 8)], [(56, 16)]]
 
 
 def test_pages_are_written_once_they_are_full() -> None:
     # A page of 4 tokens, one buffer in each row; three tokens of each cluster are in the file.
     blocks = placed(PoolLayout, page_bytes=32, page_buffers=1, hot_steps=2, spare=4)
     # Cold: the entry is written as it comes.
-    assert ranges(blocks.append(0, 0, 0).written) == [(24, 8)]
+    assert ranges(blocks.append(0, 0, 0)) == [(24, 8)]
     # Hot: three tokens more wait for the page, the fourth completes it.
     for _ in range(3):
-        assert not len(blocks.append(0, 0, 0).written)
+        assert not len(blocks.append(0, 0, 0))
     assert read(blocks, (0, 0)) == [(0, 32)]
-    assert ranges(blocks.append(0, 0, 0).written) == [(32, 32)]
+    assert ranges(blocks.append(0, 0, 0)) == [(32, 32)]
     # Another cluster gets hot, and takes the buffer of the one before: what waited there is written.
-    assert not len(blocks.append(0, 0, 0).written)
-    assert ranges(blocks.append(0, 0, 1).written) == [(120, 8)]
-    written = blocks.append(0, 0, 1).written
+    assert not len(blocks.append(0, 0, 0))
+    assert ranges(blocks.append(0, 0, 1)) == [(120, 8)]
+    written = blocks.append(0, 0, 1)
     assert ranges(written) == [(64, 8)] and written.blocks.tolist() == [0]
     # A split writes what waited with the rest.
     blocks.append(0, 0, 1)
     _, change = blocks.split(0, 0, 1, 3, 3)
-    assert (change.written.firsts.tolist(), change.written.tokens.tolist()) == ([0, 0], [3, 3])
+    assert (change.firsts.tolist(), change.tokens.tolist()) == ([0, 0], [3, 3])
 
 
 @pytest.mark.parametrize(("kind", "own"), LAYOUTS)
@@ -393,14 +404,14 @@ class File:
     def fresh(self, tokens: int) -> list[int]:
         return [next(self._numbers) for _ in range(tokens)]
 
-    def carry_out(self, change: Change) -> None:
+    def carry_out(self, change: Pieces) -> None:
         """First all that moves, which is read before it is written."""
         moved = change.moves
         leaving = [self.bytes[at : at + n].copy() for at, n in zip(moved.sources, moved.lengths, strict=True)]
         for at, n, data in zip(moved.targets, moved.lengths, leaving, strict=True):
             self.bytes[at : at + n] = data
         for layer in range(self.blocks.like.layers):
-            self.write(change.written.of(np.array([layer])))
+            self.write(change.of(np.array([layer])))
 
     def write(self, pieces: Pieces) -> None:
         for n in range(len(pieces)):

@@ -17,7 +17,7 @@ from kvferry.machine.ops import (
     Select,
     Split,
 )
-from kvferry.policies.decode.cuts import Clustered, Divided
+from kvferry.policies.decode.splits import Clustered, SplitParts
 from kvferry.sim.costs.op_rules import RULES
 
 # Not a processor's op: the modelled decompressor prices it, a live machine's decoder carries it out.
@@ -37,7 +37,7 @@ def test_an_op_says_its_label_and_what_answers_it() -> None:
         Retrieve: Selection,
         Assign: Assigned,
         Cluster: Clustered,
-        Split: Divided,
+        Split: SplitParts,
     }
     assert FeedForward.label in BLOCK_LABELS
     assert FeedForward(1).label == "FeedForward"

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,10 +19,7 @@ from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def refused(text: str, scenario: Scenario) -> str:

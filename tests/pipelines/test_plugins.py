@@ -25,10 +25,7 @@ from kvferry.policies.loading.staged import SCHEDULES
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.errors import InputError, KvferryError, Terminated
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_loader_is_a_system_that_runs() -> None:

@@ -18,7 +18,7 @@ from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Assign, Chunks, Cluster, Extents, KvRef, Op, Selecting, Split
 from kvferry.machine.ticket import Cancelled, Ticket
 from kvferry.machine.tiers import moved
-from kvferry.policies.decode.cuts import Clustered, Divided
+from kvferry.policies.decode.splits import Clustered, SplitParts
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.display import SimDisplay
 from kvferry.specs.tier import Tier
@@ -132,9 +132,9 @@ class FakeMachine:
             labels = np.tile(np.sort(np.arange(op.tokens) % op.clusters), (len(tokens), 1))
             return Clustered(tokens, np.ones(tokens.shape), labels)
         if isinstance(op, Split):
-            leave = np.array([0 if cut.new is None else cut.tokens // 2 for cut in op.cuts])
-            tokens = np.stack([[cut.tokens for cut in op.cuts] - leave, leave], axis=1)
-            return Divided(tokens, np.ones(tokens.shape))
+            leave = np.array([0 if split.new is None else split.tokens // 2 for split in op.splits])
+            tokens = np.stack([[split.tokens for split in op.splits] - leave, leave], axis=1)
+            return SplitParts(tokens, np.ones(tokens.shape))
         return None
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:

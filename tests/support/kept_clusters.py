@@ -11,8 +11,8 @@ from kvferry.disk.kv_file import KvFile
 from kvferry.disk.kv_log import KvLog, last_block
 from kvferry.disk.kv_record import KvHeader
 from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
-from kvferry.layouts.pieces import Change, Pieces
-from kvferry.policies.decode.cuts import Cut, Joined
+from kvferry.layouts.pieces import Pieces
+from kvferry.policies.decode.splits import ClusterSplit, Joined
 
 # Of a row: keys and values of one head with two numbers of 4 bytes.
 ENTRY_BYTES = 16
@@ -73,10 +73,10 @@ class KeptClusters:
         self._finish()
 
     def step(self, choose: Callable[[int], int]) -> None:
-        """A token more in every row, which joins a cluster, waits for one to be cut, or is cut with it.
+        """A token more in every row, which joins a cluster, waits for one to be split, or is split with it.
         `choose(n)` is below n."""
-        joined: list[list[Joined | Cut]] = [[] for _ in range(self.layout.layers)]
-        changes: list[Change] = []
+        joined: list[list[Joined]] = [[] for _ in range(self.layout.layers)]
+        changes: list[Pieces] = []
         for (layer, row), clusters in self.state.items():
             block, what = choose(len(clusters)), choose(4)
             if what and self.places.full(layer, row):
@@ -89,10 +89,8 @@ class KeptClusters:
                 joined[layer].append(Joined(row, block))
                 changes.append(self.places.append(layer, row, block))
             else:
-                cut, change = self._cut(layer, row, block, choose)
-                joined[layer].append(cut)
-                changes.append(change)
-        written = Pieces.together([Pieces.none(ENTRY_BYTES), *(change.written for change in changes)])
+                changes.append(self._split(layer, row, block, choose))
+        written = Pieces.together([Pieces.none(ENTRY_BYTES), *changes])
         assert not any(len(change.moves) for change in changes)
         contents = self._contents(written)
         entries = [[entry(layer, row, self.token) for row in range(self.layout.rows)] for layer in range(len(joined))]
@@ -103,7 +101,7 @@ class KeptClusters:
         self.writes.append([])
         self._write(written, contents)
 
-    def _cut(self, layer: int, row: int, block: int, choose: Callable[[int], int]) -> tuple[Cut, Change]:
+    def _split(self, layer: int, row: int, block: int, choose: Callable[[int], int]) -> Pieces:
         clusters = self.state[layer, row]
         before = clusters[block]
         tokens = [*before, *self.waiting.pop((layer, row, block), []), self.token]
@@ -113,11 +111,10 @@ class KeptClusters:
             leaves[0] = False
         stay, leave = int((~leaves).sum()), int(leaves.sum())
         new, change = self.places.split(layer, row, block, stay, leave, leaves)
-        cut = Cut(row, block, new, True, len(tokens))
-        self._log.cut(layer, cut, leaves)
+        self._log.split(layer, ClusterSplit(row, block, new, True, len(tokens)), leaves)
         clusters[block] = [token for token, goes in zip(tokens, leaves, strict=True) if not goes]
         clusters[new] = [token for token, goes in zip(tokens, leaves, strict=True) if goes]
-        return cut, change
+        return change
 
     def close(self) -> None:
         self._file.close()

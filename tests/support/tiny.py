@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
@@ -55,6 +57,15 @@ TURNS: dict[str, Any] = {
     },
     # Four blocks of 32 KiB.
     "budget": {"kept_memory": "128 KiB"},
+}
+# What studies and searches begin with.
+STREAMED: dict[str, Any] = {
+    "name": "small",
+    "system": "stream-only",
+    "device": "rtx-5080-laptop",
+    "model": "tiny",
+    "link": {"rate": "80 Mbit/s"},
+    "workload": {"kind": "context-reuse", "context": "4Ki"},
 }
 # The tiny scenario of each workload, by kind.
 TINY: dict[str, dict[str, Any]] = {"context-reuse": LOADING, "decode": DECODING, "assist": ASSISTED, "session": TURNS}
@@ -131,6 +142,16 @@ def changed(described: dict[str, Any], **changes: Any) -> dict[str, Any]:
         both = isinstance(whole.get(key), dict) and isinstance(value, dict)
         whole[key] = {**whole[key], **value} if both else value
     return whole
+
+
+def as_yaml(described: dict[str, Any]) -> str:
+    """A description as a user would write its file, in its order."""
+    return yaml.safe_dump(described, sort_keys=False, default_flow_style=None)
+
+
+def seeded(*seeds: int) -> list[Scenario]:
+    """The points of a small study: one per seed."""
+    return [tiny(STREAMED, link={"rtt": "4 ms"}, seed=seed) for seed in seeds]
 
 
 def tiny(described: dict[str, Any], *overrides: str, **changes: Any) -> Scenario:

@@ -5,7 +5,7 @@ import pytest
 
 from kvferry.machine.answers import Assigned, Selection
 from kvferry.machine.ops import Assign, Cluster, OutputHead, Select, Split
-from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
+from kvferry.policies.decode.splits import Clustered, ClusterSplit, Joined, SplitParts
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.workload import KeysSpec
 from kvferry.traces.cluster_answers import RecordedClusters, place_of
@@ -44,12 +44,12 @@ def test_a_cut_and_what_joins_by_hand() -> None:
     keys = clustered(layers=1)
     keys(Select(1, 5, 3, 0, 0, heads=2))
     before = keys.table.counts.copy()
-    cut = Cut(1, 2, 5, True, int(before[1, 2]) + 1)
-    answer = keys(Split(1, cut.tokens, 0, 0, heads=2, cuts=(cut,)))
-    assert isinstance(answer, Divided) and answer.tokens.sum() == before[1, 2] + 1
+    split = ClusterSplit(1, 2, 5, True, int(before[1, 2]) + 1)
+    answer = keys(Split(1, split.tokens, 0, 0, heads=2, splits=(split,)))
+    assert isinstance(answer, SplitParts) and answer.tokens.sum() == before[1, 2] + 1
     assert answer.tokens[0, 0] >= answer.tokens[0, 1] > 0
     assert keys.labels[1, 40] in (2, 5)
-    keys(OutputHead(1, joined=[[cut, Joined(0, 3, True)]]))
+    keys(OutputHead(1, joined=[[Joined(0, 3, True)]]))
     # The key of row 0 waits for cluster 3.
     assert keys.waits[0, 40] and keys.labels[0, 40] == 3
     assert keys.table.counts[0].tolist() == before[0].tolist()
@@ -57,22 +57,22 @@ def test_a_cut_and_what_joins_by_hand() -> None:
     keys(OutputHead(1, joined=[[Joined(0, 1), Joined(1, 0)]]))
     assert keys.table.counts[0, 1] == before[0, 1] + 1
     keys(Select(1, 6, 3, 2, 0, heads=2))
-    late = Cut(0, 3, 5, False, int(before[0, 3]) + 1)
-    answer = keys(Split(1, late.tokens, 2, 0, heads=2, cuts=(late,)))
-    assert isinstance(answer, Divided) and answer.tokens.sum() == before[0, 3] + 1
+    late = ClusterSplit(0, 3, 5, False, int(before[0, 3]) + 1)
+    answer = keys(Split(1, late.tokens, 2, 0, heads=2, splits=(late,)))
+    assert isinstance(answer, SplitParts) and answer.tokens.sum() == before[0, 3] + 1
     assert not keys.waits.any()
 
 
 def test_layers_that_are_alike_are_cut_alike() -> None:
     keys = clustered()
     keys(Select(1, 5, 3, 0, 0, heads=2))
-    cut = Cut(0, 1, 5, True, int(keys.table.counts[0, 1]) + 1)
-    first = keys(Split(1, cut.tokens, 0, 0, heads=2, cuts=(cut,)))
-    again = keys(Split(1, cut.tokens, 0, 4, heads=2, cuts=(cut,)))
-    assert isinstance(first, Divided) and isinstance(again, Divided)
+    split = ClusterSplit(0, 1, 5, True, int(keys.table.counts[0, 1]) + 1)
+    first = keys(Split(1, split.tokens, 0, 0, heads=2, splits=(split,)))
+    again = keys(Split(1, split.tokens, 0, 4, heads=2, splits=(split,)))
+    assert isinstance(first, SplitParts) and isinstance(again, SplitParts)
     assert (first.tokens == again.tokens).all()
-    with pytest.raises(KvferryError, match="layer 4 cuts other clusters than layer 0, which is like it"):
-        keys(Split(1, cut.tokens, 0, 4, heads=2, cuts=(Cut(0, 2, 5, True, 9),)))
+    with pytest.raises(KvferryError, match="layer 4 splits other clusters than layer 0, which is like it"):
+        keys(Split(1, split.tokens, 0, 4, heads=2, splits=(ClusterSplit(0, 2, 5, True, 9),)))
 
 
 def test_a_recording_says_what_it_has_nothing_for() -> None:

@@ -17,8 +17,8 @@ from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.layouts.pieces import Pieces, Reads
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import Cluster, Extents, OutputHead, Split
-from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
 from kvferry.policies.decode.means import two_means
+from kvferry.policies.decode.splits import Clustered, Joined, SplitParts
 from kvferry.specs.errors import InputError, KvferryError
 
 
@@ -74,7 +74,7 @@ class ClusteredKv(Clustered):
 
 class ClusterBlocks:
     """Tensors of clusters of a lock-step batch, each with its entries in the order in which they came to it. Clusters
-    that a step attends to are in memory until it ends. Of other clusters, entries that wait for a cut are in memory,
+    that a step attends to are in memory until it ends. Of other clusters, entries that wait for a split are in memory,
     and entries in page buffers, which are not in the file yet. `log` records what becomes of the file before it
     does."""
 
@@ -85,7 +85,7 @@ class ClusterBlocks:
         self.recent, self.key_bytes = 0, 0
         self._device = device
         # By layer: slots of the reuse buffer by row, clusters at hand, last entries that are not in the file, entries
-        # that wait for a cut, and the token under way.
+        # that wait for a split, and the token under way.
         self._slots: list[dict[Place, torch.Tensor]] = [{} for _ in range(layout.layers)]
         # Slots are numbered as clusters are, and what changes is kept up to date there.
         self._renewed = [False] * layout.layers
@@ -164,44 +164,44 @@ class ClusterBlocks:
         mask = there.unflatten(0, (layout.sequences, layout.heads)).repeat_interleave(heads, 1)
         return by_head[0], by_head[1], mask[:, :, None]
 
-    def split(self, op: Split, read: Data | None, index: Centroids) -> Divided:
-        """Carry out cuts. `read` has the clusters that are not at hand, row by row. Releases it."""
+    def split(self, op: Split, read: Data | None, index: Centroids) -> SplitParts:
+        """Carries out splits. `read` has the clusters that are not at hand, row by row. Releases it."""
         here, new = self._here[op.layer], self._new[op.layer]
         assert new is not None
-        places = [(cut.row, cut.block) for cut in op.cuts]
+        places = [(split.row, split.block) for split in op.splits]
         if read is not None:
             here |= self._read(op.layer, op.reads, read)
         if absent := [place for place in places if place not in here]:
-            raise KvferryError(f"{len(absent)} clusters of layer {op.layer} are cut and not in memory")
+            raise KvferryError(f"{len(absent)} clusters of layer {op.layer} are split and not in memory")
         tokens, variances = np.zeros((len(places), 2), np.int64), np.zeros((len(places), 2))
         leaving: list[np.ndarray] = []
-        for n, (cut, place) in enumerate(zip(op.cuts, places, strict=True)):
+        for n, (split, place) in enumerate(zip(op.splits, places, strict=True)):
             waiting = self._waiting[op.layer].get(place, [])
-            came = [*waiting, *([new[cut.row][None]] if cut.joins else [])]
+            came = [*waiting, *([new[split.row][None]] if split.joins else [])]
             entries = torch.cat([here[place], *came])
-            if len(entries) != cut.tokens:
-                what = f"{len(entries)} entries of cluster {cut.block}, row {cut.row}, layer {op.layer} are there"
-                raise KvferryError(f"{what}, {cut.tokens} are to be cut")
+            if len(entries) != split.tokens:
+                what = f"{len(entries)} entries of cluster {split.block}, row {split.row}, layer {op.layer} are there"
+                raise KvferryError(f"{what}, {split.tokens} are to be split")
             self._waiting[op.layer].pop(place, None)
             unwritten = self._unwritten[op.layer].pop(place, None)
-            if cut.new is None:
+            if split.new is None:
                 # It stays as it is, and what came may wait in a page buffer.
                 self._unwritten[op.layer][place] = torch.cat([*([] if unwritten is None else [unwritten]), *came])
             keys = _numbers(entries).astype(float)
             leaves = np.zeros(len(keys), bool)
-            if cut.new is not None:
+            if split.new is not None:
                 leaves = two_means(keys[None], np.ones((1, len(keys)), bool))[0]
-                here[cut.row, cut.new] = entries[torch.from_numpy(leaves)]
-                variances[n, 1] = index.set(op.layer, cut.row, cut.new, keys[leaves])
+                here[split.row, split.new] = entries[torch.from_numpy(leaves)]
+                variances[n, 1] = index.set(op.layer, split.row, split.new, keys[leaves])
             here[place] = entries[torch.from_numpy(~leaves)]
-            parts = (place, *([] if cut.new is None else [(cut.row, cut.new)]))
+            parts = (place, *([] if split.new is None else [(split.row, split.new)]))
             self._renew(op.layer, {part: here[part] for part in parts})
-            variances[n, 0] = index.set(op.layer, cut.row, cut.block, keys[~leaves])
+            variances[n, 0] = index.set(op.layer, split.row, split.block, keys[~leaves])
             tokens[n] = (~leaves).sum(), leaves.sum()
             leaving.append(leaves)
             if self._log is not None:
-                self._log.cut(op.layer, cut, leaves)
-        return Divided(tokens, variances, leaving)
+                self._log.split(op.layer, split, leaves)
+        return SplitParts(tokens, variances, leaving)
 
     def grown(self, op: OutputHead, index: Centroids | None) -> WrittenPieces:
         """The token under way has passed all layers, and joins the clusters that `op` says; what is to be written."""
@@ -209,9 +209,8 @@ class ClusterBlocks:
         if len(op.joined) != self.layers:
             raise KvferryError(f"new keys of {len(op.joined)} of {self.layers} layers are said to join clusters")
         for layer, of_layer in enumerate(op.joined):
-            self._join(layer, of_layer, index)
-            if not of_layer:
-                # No new key belongs to a cluster yet.
+            self._join(layer, of_layer or (), index)
+            if of_layer is None:
                 self._recent[layer] = self._newest(layer)
         contents = {} if op.written is None else self._written(op.written)
         if self._log is not None:
@@ -296,14 +295,12 @@ class ClusterBlocks:
         late = self._unwritten[layer]
         return {place: torch.cat([*some, *([late[place]] if place in late else [])]) for place, some in parts.items()}
 
-    def _join(self, layer: int, of_layer: Sequence[Joined | Cut], index: Centroids) -> None:
+    def _join(self, layer: int, of_layer: Sequence[Joined], index: Centroids) -> None:
         new, here, unwritten = self._new[layer], self._here[layer], self._unwritten[layer]
         assert new is not None
         for one in of_layer:
-            if isinstance(one, Cut):
-                continue
             place, entry = (one.row, one.block), new[one.row][None]
-            if one.buffered:
+            if one.delayed:
                 self._waiting[layer].setdefault(place, []).append(entry)
                 continue
             index.join(layer, one.row, one.block, entry[0, 0].flatten().float().cpu().numpy())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvferry.policies.decode.cuts import Cut, Joined
+from kvferry.policies.decode.splits import ClusterSplit, Joined
 
 # A row and a cluster of it, in some layer.
 Place = tuple[int, int]
@@ -42,14 +42,14 @@ class ClusterMembers:
         """A layer of the prompts has become clusters, int[rows, context]."""
         self._make(layer, 0, labels, [list(range(self._context))] * len(labels))
 
-    def cut(self, layer: int, cut: Cut, leaves: np.ndarray) -> None:
+    def split(self, layer: int, split: ClusterSplit, leaves: np.ndarray) -> None:
         """A cluster takes in what waited for it, and gives up what ``leaves``: bool, of all of it in its order."""
-        place = cut.row, cut.block
-        came = [*self._waiting[layer].pop(place, []), *([self.token] if cut.joins else [])]
+        place = split.row, split.block
+        came = [*self._waiting[layer].pop(place, []), *([self.token] if split.joins else [])]
         tokens = np.array([*self._members[layer].get(place, ()), *came], np.int32)
         self._put(layer, place, tokens[~leaves])
-        if cut.new is not None:
-            self._put(layer, (cut.row, cut.new), tokens[leaves])
+        if split.new is not None:
+            self._put(layer, (split.row, split.new), tokens[leaves])
 
     def grouped(self, layer: int, first: int, labels: np.ndarray, whole: bool) -> None:
         """The newest tokens become clusters, int[rows, tokens] counted from `first`; `whole`: all, cluster by cluster,
@@ -62,20 +62,18 @@ class ClusterMembers:
             self._members[layer].clear()
         self._make(layer, first, labels, of_rows)
 
-    def joined(self, layer: int, of_layer: Sequence[Joined | Cut]) -> list[Joined]:
+    def joined(self, layer: int, of_layer: Sequence[Joined] | None) -> list[Joined]:
         """Returns the token under way has passed all layers: it joins clusters of this one, waits for them, or belongs
         to none. Returns where it joined one."""
         into = []
-        for one in of_layer:
-            if not isinstance(one, Joined):
-                continue
+        for one in of_layer or ():
             place = one.row, one.block
-            if one.buffered:
+            if one.delayed:
                 self._waiting[layer].setdefault(place, []).append(self.token)
             else:
                 self._members[layer].setdefault(place, array("i")).append(self.token)
                 into.append(one)
-        if not of_layer:
+        if of_layer is None:
             self._recent[layer].append(self.token)
         return into
 

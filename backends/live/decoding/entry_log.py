@@ -10,7 +10,7 @@ from kvferry.disk.block_sums import row_sums
 from kvferry.disk.kv_log import KvLog
 from kvferry.disk.kv_record import KvRecord
 from kvferry.layouts.pieces import Pieces
-from kvferry.policies.decode.cuts import Cut, Joined
+from kvferry.policies.decode.splits import ClusterSplit, Joined
 
 
 class EntryLog:
@@ -83,9 +83,9 @@ class ClusterLog(EntryLog):
         placed = np.stack([rows, tokens], 1)
         self._log.prompts(self._record(layer, members, placed, offsets, placed[:0], whole[:0], row_sums(whole)))
 
-    def cut(self, layer: int, cut: Cut, leaves: np.ndarray) -> None:
+    def split(self, layer: int, split: ClusterSplit, leaves: np.ndarray) -> None:
         """A cluster takes in what waited for it, and gives up what ``leaves``: bool, of all of it in its order."""
-        self._members.cut(layer, cut, leaves)
+        self._members.split(layer, split, leaves)
 
     def grouped(self, layer: int, first: int, labels: np.ndarray, whole: bool) -> None:
         """The newest tokens become clusters, int[rows, tokens] counted from `first`; `whole`: all, cluster by cluster,
@@ -94,7 +94,7 @@ class ClusterLog(EntryLog):
 
     def grown(
         self,
-        joined: Sequence[Sequence[Joined | Cut]],
+        joined: Sequence[Sequence[Joined] | None],
         written: Pieces | None,
         contents: Mapping[tuple[int, int, int, int], Bytes],
         entries: np.ndarray,

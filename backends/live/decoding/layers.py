@@ -51,7 +51,7 @@ from kvferry.machine.ops import (
 from kvferry.model.decoder import Rotary
 from kvferry.model.decoders import decoder_of
 from kvferry.model.whole_prefill import PrefilledLayer, prefill_layer
-from kvferry.policies.decode.cuts import Clustered, Divided
+from kvferry.policies.decode.splits import Clustered, SplitParts
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.traces.cluster_answers import Place, place_of
 
@@ -268,11 +268,11 @@ class Layers(RegisteredOps):
         return found
 
     @runs(Split)
-    def _split(self, op: Split, inputs: Sequence[Any]) -> Divided:
-        self.said[place_of(op)] = divided = self._clusters.split(op, self._read_for(op, inputs), self._centroids)
+    def _split(self, op: Split, inputs: Sequence[Any]) -> SplitParts:
+        self.said[place_of(op)] = parts = self._clusters.split(op, self._read_for(op, inputs), self._centroids)
         if self._noted_tokens is not None:
-            self._noted_tokens.split(op, divided)
-        return divided
+            self._noted_tokens.split(op, parts)
+        return parts
 
     def _read_for(self, op: Cluster | Split, inputs: Sequence[Any]) -> Data | None:
         """Returns clusters that were read for this op, or lie in the processor's own memory."""

@@ -11,7 +11,7 @@ from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
 from kvferry.backends.live.decoding.cluster_members import ClusterMembers
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import Cluster, Split
-from kvferry.policies.decode.cuts import Clustered, Cut, Divided, Joined
+from kvferry.policies.decode.splits import Clustered, Joined, SplitParts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,13 +62,13 @@ class AttendedTokens:
         else:
             self._members.grouped(op.layer, op.first, found.labels, op.whole)
 
-    def split(self, op: Split, divided: Divided) -> None:
-        """Clusters have been cut."""
-        assert self._members is not None and divided.leaves is not None
-        for cut, leaves in zip(op.cuts, divided.leaves, strict=True):
-            self._members.cut(op.layer, cut, leaves)
+    def split(self, op: Split, parts: SplitParts) -> None:
+        """Clusters have been split."""
+        assert self._members is not None and parts.leaves is not None
+        for split, leaves in zip(op.splits, parts.leaves, strict=True):
+            self._members.split(op.layer, split, leaves)
 
-    def grown(self, joined: Sequence[Sequence[Joined | Cut]]) -> None:
+    def grown(self, joined: Sequence[Sequence[Joined] | None]) -> None:
         """The token under way has passed all layers."""
         if self._members is None:
             return

@@ -20,8 +20,8 @@ from kvferry.policies.decode.cluster_places import ClusterPools
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
 from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
+from kvferry.policies.decode.maintained_clusters import MaintainedClusters
 from kvferry.policies.decode.roles import Roles
-from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.policies.decode.upkeep import Upkeep
 from kvferry.specs.errors import InputError
 from kvferry.specs.workload import KeysSpec
@@ -110,7 +110,7 @@ def test_every_key_is_in_one_cluster_and_the_books_agree(
     upkeep = AdaptiveClusters(threshold=threshold, buffer_tokens=buffer_tokens, most_tokens=most_tokens)
     run = evolution(upkeep, seed, context=48, output=140, group=8, room=room, spread=spread, scene=5)
     kept, keys = run.kept, run.keys
-    assert isinstance(kept, TendedClusters)
+    assert isinstance(kept, MaintainedClusters)
     for tokens in (1, 40, 90):
         run.go(tokens)
         kept.places.check()
@@ -143,7 +143,7 @@ def test_thresholds_of_zero_and_infinity() -> None:
     for run in runs:
         run.go(190)
     zero, infinite = (run.kept for run in runs)
-    assert isinstance(zero, TendedClusters) and isinstance(infinite, TendedClusters)
+    assert isinstance(zero, MaintainedClusters) and isinstance(infinite, MaintainedClusters)
     assert zero.places.fewest(0) == zero.places.room
     assert (infinite.places.fewest(0), infinite.places.most(0)) == (8, 8)
     for wrong, told in (({"threshold": -1.0}, "threshold is 0 or more, got -1.0"), ({"buffer_tokens": -1}, "got -1")):
@@ -154,7 +154,7 @@ def test_thresholds_of_zero_and_infinity() -> None:
 def test_keys_that_are_all_equal_stay_together() -> None:
     run = evolution(AdaptiveClusters(threshold=0), context=64, output=100, group=8, spread=0.0, drift=0.0, novelty=0.0)
     run.go(90)
-    assert isinstance(run.kept, TendedClusters)
+    assert isinstance(run.kept, MaintainedClusters)
     # One topic: no key is ever away from its centroid.
     assert (run.kept.variances == 0).all()
     assert run.kept.places.most(0) == 8

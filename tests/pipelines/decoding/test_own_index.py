@@ -1,6 +1,5 @@
 """Indexes and selectors of a user's own in the modelled world: what they score and take is what is read."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,7 @@ SLOTS = 30
 GENERATED = "selections are generated and do not depend on this selector"
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def choosing(selector: Any, **workload: Any) -> Scenario:

@@ -79,8 +79,8 @@ def test_centroids_are_in_single_precision() -> None:
 
 
 def test_a_layer_is_projected_before_it_chooses() -> None:
-    kinds = [stage.kind for stage in Centroids().stages(1, ("assign",), ("tend",))]
-    assert kinds == ["project", "select", "look_up", "bring", "project_kv", "assign", "attend", "tend", "rest"]
+    kinds = [stage.kind for stage in Centroids().stages(1, ("assign",), ("maintain",))]
+    assert kinds == ["project", "select", "look_up", "bring", "project_kv", "assign", "attend", "maintain", "rest"]
     assert Stage("project", 1, (("rest", 0),)) in Centroids().stages(2, ())
 
 

@@ -1,5 +1,7 @@
 """A receding horizon: what it takes the link for, on paper."""
 
+from unittest.mock import Mock, patch
+
 import numpy as np
 import pytest
 
@@ -37,10 +39,11 @@ def test_what_arrives_is_the_mean_less_deviations_that_shrink_with_the_horizon()
     assert (np.diff(loader._arriving_bytes(np.linspace(0.1, 9.0, 50), facts(50.0))) >= 0).all()
 
 
-def test_it_plans_again_as_time_passes() -> None:
+@patch.object(Horizon, "_plan", autospec=True, side_effect=Horizon._plan)
+def test_it_plans_again_as_time_passes(plan: Mock) -> None:
     loader, progress = begun(1.0)
     for now_s in (50.1, 50.2):
         loader.next_stream(progress, facts(now_s))
-    assert loader.plans == 1
+    assert plan.call_count == 1
     loader.next_stream(progress, facts(50.26))
-    assert loader.plans == 2
+    assert plan.call_count == 2

@@ -104,7 +104,7 @@ def test_what_lies_above_a_migrated_unit_follows_it(monkeypatch: pytest.MonkeyPa
     assert world.stream() == 2
     assert [world.compute(), world.compute(), world.compute()] == [0, 1, None]
     assert world.stream() == 3
-    assert world.loader.controller is not None and world.loader.controller.migrations == 1  # it is no second one
+    assert world.loader.controller is not None and world.loader.controller._migrated == 1  # it is no second one
 
 
 def test_a_fast_processor_computes_what_was_left_to_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_what_is_overdue_and_waits_for_the_link_is_not_streamed_any_more(monkeyp
     assert [world.compute(stalled), world.compute(stalled)] == [1, 2]
     assert [world.stream(stalled), world.stream(stalled)] == [3, None]
     assert world.loader._work.left == [0]  # the stage is handed over
-    assert world.loader.controller is not None and world.loader.controller.migrations == 0
+    assert world.loader.controller is not None and world.loader.controller._migrated == 0
 
 
 def test_what_leads_to_an_overdue_unit_is_computed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

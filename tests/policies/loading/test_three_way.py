@@ -14,7 +14,7 @@ from kvferry.policies.loading.milp import milp_plan
 from kvferry.policies.loading.plan import Plan, Stage
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
-from kvferry.policies.loading.three_way import clairvoyant_three_way_s, three_way_bound_s, three_way_plan
+from kvferry.policies.loading.three_way import Divisions, clairvoyant_three_way_s, three_way_bound_s, three_way_stage
 
 NOWHERE = np.inf
 
@@ -32,6 +32,16 @@ def drawn(seed: int, shape: tuple[int, int, int], spread: float) -> LoadProblem:
     chance = np.random.default_rng(seed)
     work, stream, read = (chance.lognormal(0.0, spread, shape) for _ in range(3))
     return problem_of(shape, work, stream, read)
+
+
+def three_way_plan(problem: LoadProblem, bytes_per_s: float, read_bytes_per_s: float) -> Plan:
+    """The whole problem, divided among three paths that begin with nothing before them."""
+    seconds = np.array([1.0, 1.0 / bytes_per_s, 1.0 / read_bytes_per_s])
+    all_units, ahead_s = np.ones(problem.compute_s.shape, bool), np.array([problem.start_s, 0.0, 0.0])
+    divisions = Divisions(problem)
+    return Plan(
+        (three_way_stage(problem, divisions, seconds, absent=all_units, computable=all_units, ahead_s=ahead_s),)
+    )
 
 
 def test_three_like_paths_take_a_third():

@@ -1,4 +1,4 @@
-"""Centroids of clusters of like keys, kept up to date as keys join and clusters are cut (DynaKV 4)."""
+"""Centroids of clusters of like keys, kept up to date as keys join and clusters are split (DynaKV 4)."""
 
 from typing import Self
 

@@ -24,10 +24,10 @@ from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPool
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters
 from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
+from kvferry.policies.decode.maintained_clusters import MaintainedClusters
 from kvferry.policies.decode.placement import OneTier, Progressive
 from kvferry.policies.decode.residency import DoubleBuffer, Residency, Reuse
 from kvferry.policies.decode.roles import Roles
-from kvferry.policies.decode.tended_clusters import TendedClusters
 from kvferry.specs.errors import KvferryError
 
 torch = pytest.importorskip("torch")
@@ -125,9 +125,9 @@ class ClusterDecoding(SmallDecoding):
                 assert sorted(entries.tolist()) == sorted(wanted.tolist())
 
     @property
-    def kept(self) -> TendedClusters:
+    def kept(self) -> MaintainedClusters:
         kept = self.flow.now.kept
-        assert isinstance(kept, TendedClusters)
+        assert isinstance(kept, MaintainedClusters)
         return kept
 
 

@@ -17,7 +17,6 @@ from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
 from kvferry.policies.decode.cluster_places import ClusterByCluster, ClusterPools, DualHeads, SequenceOrdered
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
-from kvferry.policies.decode.cuts import Joined
 from kvferry.policies.decode.global_clusters import GlobalClusters
 from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.placement import OneTier
@@ -102,19 +101,18 @@ class NumberedDecoding(SmallDecoding):
             for row, labels in enumerate(answer.labels):
                 self._clustered(op, row, np.asarray(labels))
         elif isinstance(op, Split):
-            for cut, leaves in zip(op.cuts, answer.leaves, strict=True):
-                members, waiting = self._members[op.layer, cut.row], self._waiting[op.layer, cut.row]
-                came = waiting.pop(cut.block, []) + ([self._newest(op.layer)] if cut.joins else [])
-                tokens = np.array(members[cut.block] + came)
-                members[cut.block] = tokens[~leaves].tolist()
-                if cut.new is not None:
-                    members[cut.new] = tokens[leaves].tolist()
+            for split, leaves in zip(op.splits, answer.leaves, strict=True):
+                members, waiting = self._members[op.layer, split.row], self._waiting[op.layer, split.row]
+                came = waiting.pop(split.block, []) + ([self._newest(op.layer)] if split.joins else [])
+                tokens = np.array(members[split.block] + came)
+                members[split.block] = tokens[~leaves].tolist()
+                if split.new is not None:
+                    members[split.new] = tokens[leaves].tolist()
         elif isinstance(op, OutputHead):
             for layer, of_layer in enumerate(op.joined):
-                for one in of_layer:
-                    if isinstance(one, Joined):
-                        of = self._waiting if one.buffered else self._members
-                        of[layer, one.row].setdefault(one.block, []).append(self._newest(layer))
+                for one in of_layer or ():
+                    of = self._waiting if one.delayed else self._members
+                    of[layer, one.row].setdefault(one.block, []).append(self._newest(layer))
         return answer
 
     def _clustered(self, op: Cluster, row: int, labels: np.ndarray) -> None:

@@ -17,9 +17,7 @@ torch = pytest.importorskip("torch")
 SLOTS = 20
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def both(selector: dict[str, Any], **more: Any) -> tuple[Run, dict[str, float], dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Decisions of an upkeep of clusters while a token is decoded, layer by layer, and what it learns of their outcome."""
+"""A run's clusters as an upkeep maintains them while a token is decoded, layer by layer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -8,30 +8,26 @@ from typing import Protocol
 import numpy as np
 
 from kvferry.layouts.cluster_layout import PlacedClusters
-from kvferry.policies.decode.cuts import Clustered, Cut, Divided
 from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.splits import Clustered, ClusterSplit, SplitParts
 from kvferry.policies.decode.upkeep import Ahead, Kept, Learned, Update
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Regroup:
     """The `tokens` newest tokens of every row, which are in memory, become `clusters` clusters, the first of them
-    number `first`. With ``whole`` they are all tokens that there are, and lie where KV lies."""
+    number `first`. With ``whole`` they are all tokens that there are, and lie where KV lies: ``read`` is what no query
+    asked for."""
 
     tokens: int
     clusters: int
     first: int
     whole: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tending:
-    """Says what to do in a layer now that its new keys are there: bring ``read`` first, clusters that no query asked
-    for; then cut clusters, or group all tokens again."""
-
-    cuts: tuple[Cut, ...] = ()
     read: BlockRows | None = None
-    regroup: Regroup | None = None
+
+
+# Work that a layer's new keys lead to, most often none.
+Maintenance = Sequence[ClusterSplit] | Regroup
 
 
 class KeysAhead(Ahead, Protocol):
@@ -45,8 +41,8 @@ class KeysAhead(Ahead, Protocol):
         """Returns bool: which of these places are among the best of their rows, taken until they hold `tokens`."""
         ...
 
-    def cut(self, cuts: Sequence[tuple[int, Cut]]) -> Divided:
-        """Carries out cuts in these layers."""
+    def split(self, splits: Sequence[tuple[int, ClusterSplit]]) -> SplitParts:
+        """Carries out splits in these layers."""
         ...
 
     def join(self, layers: np.ndarray, rows: np.ndarray, clusters: np.ndarray, *, waiting: bool) -> None:
@@ -60,7 +56,7 @@ class KeysAhead(Ahead, Protocol):
 
 
 class KeptClusters(ABC):
-    """A Kept whose blocks are clusters, in `places`. In each step every layer is tended, then ``append`` sums up."""
+    """A Kept whose blocks are clusters, in `places`. Each step maintains every layer, then ``append`` sums up."""
 
     def __init__(self, places: PlacedClusters) -> None:
         self.places = places
@@ -82,17 +78,17 @@ class KeptClusters(ABC):
         self.places.arranged(layer, found.tokens, found.labels, found.retrieved)
 
     @abstractmethod
-    def tend(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Tending | None:
+    def maintain(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Maintenance:
         """Decides by where each row's new key belongs (int[rows]; None: not asked), how far it is from that centroid
-        (squared, float[rows]), and what was retrieved. None: nothing is to be done now."""
+        (squared, float[rows]), and what was retrieved."""
 
     @abstractmethod
-    def tended_like(self, layer: int, first: int) -> None:
+    def maintain_like(self, layer: int, first: int) -> None:
         """Repeats for this layer what was decided for the `first`, which has the same clusters."""
 
     @abstractmethod
-    def outcome(self, layer: int, found: Divided | Clustered) -> None:
-        """Learns what came of the cuts or of the regrouping."""
+    def maintained(self, layer: int, found: SplitParts | Clustered) -> None:
+        """Learns what came of the splits or of the regrouping."""
 
     @abstractmethod
     def append(self, learned: Learned) -> Update: ...
@@ -103,5 +99,5 @@ class KeptClusters(ABC):
 
 def clusters_of(kept: Kept) -> KeptClusters:
     """Returns the same, where blocks are clusters."""
-    assert isinstance(kept, KeptClusters), "blocks of consecutive tokens are not tended"
+    assert isinstance(kept, KeptClusters), "blocks of consecutive tokens are not maintained"
     return kept

@@ -1,4 +1,4 @@
-"""Clusters as new keys come to them: keys that join, cuts that are asked for, and what came of them."""
+"""Clusters as new keys come to them: keys that join, splits that are asked for, and what came of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A row's new key is in ``block`` now; ``buffered``: it waits in memory until the block is cut."""
+    """A row's new key is in ``block`` now; ``delayed``: it waits in memory until the block is split."""
 
     row: int
     block: int
-    buffered: bool = False
+    delayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ClusterSplit:
     """A row's block takes in what waited for it in memory, and the row's new key where that ``joins``: ``tokens`` then.
     A part of them becomes block ``new``. None: it stays whole. ``beside``: blocks that the new one may come to lie
-    beside, as they were retrieved in the same step."""
+    beside, as they were retrieved in the same step. ``read``: it was not retrieved, and is read first."""
 
     row: int
     block: int
@@ -28,6 +28,12 @@ class Cut:
     joins: bool
     tokens: int
     beside: frozenset[int] = field(default=frozenset(), compare=False)
+    read: bool = field(default=False, compare=False)
+
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """Returns row and block of what comes of it."""
+        return [(self.row, block) for block in (self.block, self.new) if block is not None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,10 +52,10 @@ class Clustered:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Divided:
-    """Answers a Split op, for each of its cuts: ``tokens`` int64[cuts, 2] that stay and that leave, and both parts'
-    ``variances`` float64[cuts, 2]. None leave where the cut asks for no new cluster, or keys are all equal. ``leaves``
-    has for each cut which tokens leave, bool[tokens] in the order in which they came."""
+class SplitParts:
+    """Answers a Split op, for each of its splits: ``tokens`` int64[splits, 2] that stay and that leave, and both parts'
+    ``variances`` float64[splits, 2]. None leave where no new cluster is asked for, or keys are all equal. ``leaves``
+    has for each split which tokens leave, bool[tokens] in the order in which they came."""
 
     stream: ClassVar[str] = "splits"
 
