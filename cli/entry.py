@@ -6,12 +6,12 @@ import signal
 import threading
 
 # New objects until Python looks for cycles among them: its own 700 come a thousand times while a command starts.
-_YOUNG = 20_000
+YOUNG = 20_000
 
 
 def main() -> None:
     """Run the command and leave with its exit code, as ``kvferry.cli.main`` does."""
-    gc.set_threshold(_YOUNG)
+    gc.set_threshold(YOUNG)
     # Pydantic would look through every package that is installed for one that watches its models.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Nothing is begun yet: the signal itself may end the process, where Python would show a stack trace. One that is
