@@ -87,7 +87,7 @@ def compare(
     from kvferry.api.comparable import comparable, with_seeds
     from kvferry.api.comparison import compare as carry_out
     from kvferry.api.repeats import check_runs
-    from kvferry.cli.output import own_folder
+    from kvferry.cli.output import import_matplotlib, own_folder
     from kvferry.cli.progress import counted, in_turn, say
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import InputError, quoted
@@ -118,6 +118,8 @@ def compare(
     compared = carry_out(chosen, runs=runs, intervals=intervals, watch=in_turn(), say=say)
     if output is not None and compared.results:
         with counted(f"{loaded.name}: pictures") as progress:
+            if draws:
+                import_matplotlib()
             compared.write(output, plots=draws, tokens=tokens, progress=progress)
     if json:
         envelopes = {name: result.envelope for name, result in compared.results.items()}

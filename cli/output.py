@@ -1,6 +1,8 @@
 """Where results go, looked at before anything is run: an hour's work must not end at a folder that is a file."""
 
+import importlib
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ from kvferry.specs.errors import InputError
 _MOST_NAME_BYTES = 255
 # Letters of one changed value in a folder's name, and of the whole name.
 _MOST_CHANGE, _MOST_STEM = 40, 120
+# matplotlib's method that writes them.
+_HELP_TEXTS = "_update_set_signature_and_docstring"
 
 
 def results_folder(text: str) -> Path:
@@ -78,3 +82,18 @@ def _holds_others(folder: Path, described: Mapping[str, str]) -> bool:
     except (OSError, ValueError):
         same = False
     return os.path.lexists(folder) and not (same and described)
+
+
+def import_matplotlib() -> None:
+    """Import it without the help texts that it writes about each of its classes, half the time of its import. Their
+    place is an interactive session, which does not come by here."""
+    from matplotlib.artist import Artist
+
+    written = Artist.__dict__.get(_HELP_TEXTS)
+    if written is None or "matplotlib.figure" in sys.modules:
+        return
+    setattr(Artist, _HELP_TEXTS, classmethod(lambda cls: None))
+    try:
+        importlib.import_module("matplotlib.figure")
+    finally:
+        setattr(Artist, _HELP_TEXTS, written)

@@ -57,7 +57,7 @@ def run(
     from kvferry.api.repeats import check_runs
     from kvferry.api.result import run as carry_out
     from kvferry.api.scenario import load, remarks_under
-    from kvferry.cli.output import own_folder
+    from kvferry.cli.output import import_matplotlib, own_folder
     from kvferry.cli.progress import in_turn, say
     from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
@@ -79,6 +79,8 @@ def run(
             say(f"interrupted; kept {stopped}")
         raise typer.Exit(130) from None
     if output is not None:
+        if plots:
+            import_matplotlib()
         result.write(output, plots=plots, tokens=tokens)
     if json:
         sys.stdout.write(to_json(result.envelope))

@@ -13,7 +13,7 @@ class Spec(BaseModel):
     a unit ("4 ms"), from Python they take SI numbers.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Part(Spec):

@@ -18,6 +18,7 @@ import typer.main
 from hypothesis import settings
 
 from kvferry.cli import main as command
+from kvferry.cli.entry import YOUNG
 from kvferry.pipelines.plugins import drop, used
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -35,12 +36,14 @@ re._MAXCACHE = 10_000  # type: ignore[attr-defined]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Modules and tests that are collected stay: looking for cycles among them would take a second each time."""
+    """Modules and tests that are collected stay: looking for cycles among them would take a second each time. Later
+    objects are looked through as seldom as in the command."""
     gc.disable()
     found = yield
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG)
     return found
 
 

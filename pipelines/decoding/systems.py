@@ -169,6 +169,8 @@ class DecodeSystem:
 
 # The same for all systems; a schema asks for it system by system.
 _maker_schema = lru_cache(maxsize=256)(schema_of)
+# Evaluates the text of annotations, for each role several times in a run.
+_signature = lru_cache(maxsize=256)(inspect.signature)
 
 
 def _says(*keys: str) -> Schema:
@@ -233,15 +235,24 @@ def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
 
 
 def _declared(part: Any) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(type(part), eval_str=True).parameters
+    kind: Any = type(part)
+    return _signature(kind, eval_str=True).parameters
 
 
 def _taking(parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
-    """Returns a function that declares these parameters."""
+    """Returns a function that declares these parameters, and the same one again: a model of it takes milliseconds."""
+    signature = inspect.Signature(list(parameters.values()))
+    try:
+        return _declaring(signature)
+    except TypeError:  # a default of a plugin's that has no hash
+        return _declaring.__wrapped__(signature)
 
+
+@lru_cache(maxsize=256)
+def _declaring(signature: inspect.Signature) -> Callable[..., Any]:
     def takes(**_: Any) -> None: ...
 
-    takes.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    takes.__signature__ = signature  # type: ignore[attr-defined]
     return takes
 
 

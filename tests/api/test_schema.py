@@ -2,6 +2,7 @@
 tell."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -287,7 +288,7 @@ UNITS = ("s", "min", "h", "b", "bit", "B", "bytes", "Bit", "bps", "flop", "value
 
 @pytest.mark.parametrize("kind", QUANTITIES)
 def test_units_are_those_that_are_read(kind: str) -> None:
-    written = jsonschema.Draft202012Validator({"type": "string", "pattern": _pattern(kind)})
+    pattern = re.compile(_pattern(kind))
     for prefix, unit, per in itertools.product(
         PREFIXES, UNITS, ("", "/s", " / s", "/min", " per hour", "/ms", "/value")
     ):
@@ -297,7 +298,8 @@ def test_units_are_those_that_are_read(kind: str) -> None:
             is_read = True
         except ValueError:
             is_read = False
-        assert written.is_valid(text) == is_read, text
+        assert (pattern.search(text) is not None) == is_read, text
+    written = jsonschema.Draft202012Validator({"type": "string", "pattern": _pattern(kind)})
     for number, valid in (("-4", False), ("+4", True), (".5", True), ("1e3", True), ("", False), ("1,000", False)):
         assert written.is_valid(QUANTITIES[kind].example.replace(QUANTITIES[kind].example.split()[0], number)) == valid
     assert written.is_valid("0" + QUANTITIES[kind].example.lstrip("0123456789.")) == QUANTITIES[kind].zero

@@ -68,6 +68,24 @@ def test_a_small_run_imports_only_what_it_uses(tmp_path: Path, monkeypatch: pyte
     assert not (ASSIST_AND_DECODING | {"pandas", "joblib", "pint", "jinja2"}) & drawn
 
 
+WITHOUT_HELP_TEXTS = """\
+from kvferry.cli.output import import_matplotlib
+import_matplotlib()
+from matplotlib.axes import Axes
+from matplotlib.artist import Artist
+print(Axes.set.__doc__)
+class Own(Artist): pass
+print(Own.set.__doc__)
+"""
+
+
+def test_matplotlib_is_imported_without_help_texts_and_writes_them_for_others() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_HELP_TEXTS], capture_output=True, text=True, check=True)
+    without, own = done.stdout.split("\n", 1)
+    assert without == "None"
+    assert own.startswith("Set multiple properties at once.")
+
+
 # Calls the command, and gets the signal while it imports what it needs.
 WHILE_IMPORTING = """\
 import os, signal, sys

@@ -210,7 +210,7 @@ def test_no_damage_to_a_file_is_a_fault_of_the_sweep(tmp_path: Path, name: str) 
     with Dataset(tmp_path) as data:
         data.add(result("a"))
         data.compact()
-        for n in range(20):
+        for n in range(5):
             data.add(result(f"b{n}") | {"measured.wall_s": 1.0})
     path = next((tmp_path / name).iterdir()) if name == "parts" else tmp_path / name
     whole = path.read_bytes()
@@ -229,7 +229,7 @@ def test_no_damage_to_a_file_is_a_fault_of_the_sweep(tmp_path: Path, name: str) 
         assert "removing this file costs only" in message
         assert message.isprintable()
     path.unlink()
-    assert len(read_points(tmp_path)) == {"points.parquet": 20, "timings.parquet": 21, "parts": 1}[name]
+    assert len(read_points(tmp_path)) == {"points.parquet": 5, "timings.parquet": 6, "parts": 1}[name]
 
 
 @pytest.mark.parametrize(

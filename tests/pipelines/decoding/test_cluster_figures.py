@@ -1,5 +1,7 @@
 """What layouts of clusters come to in a run: entries per read, bytes moved, room taken."""
 
+from functools import cache
+
 import pytest
 from tiny import tiny
 
@@ -26,6 +28,7 @@ def scenario(layout: str, **policies: object) -> Scenario:
     )
 
 
+@cache
 def figures(layout: str, **policies: object) -> dict[str, float]:
     wanted = scenario(layout, **policies)
     return metrics_for(wanted, run_scenario(wanted))
