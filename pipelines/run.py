@@ -24,6 +24,7 @@ from kvferry.specs.budget import DecodeBudget
 from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.resolve import with_end
 
 # Of the link's course that a run keeps for pictures; a longer run keeps means over time.
 MOST_LINK_PIECES = 100_000
@@ -167,7 +168,7 @@ def _link_may_end(scenario: Scenario) -> bool:
     networks = scenario.workload.networks or () if isinstance(scenario.workload, AssistSpec) else ()
     links = [scenario.link, *(machine.link for machine in scenario.machines.values()), *(one.link for one in networks)]
     ways = [way for link in links if link is not None for way in (link, link.up)]
-    return any(way is not None and way.trace is not None and way.on_end == "end" for way in ways)
+    return any(way is not None and way.trace is not None and with_end(way).on_end == "end" for way in ways)
 
 
 def _beside_the_device(world: World, until_s: float) -> dict[str, MachineRecord]:
