@@ -61,8 +61,8 @@ def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paire
     systems = list(dict.fromkeys(done[which]))
     if len(systems) > _MOST_SYSTEMS:
         return []
-    found = (column for key in (*axes, "seed") if key != which for column in columns_under(key, done.columns))
-    same = list(dict.fromkeys(found)) or ["outcome"]
+    settings = (column for key in (*axes, "seed") if key != which for column in columns_under(key, done.columns))
+    same = list(dict.fromkeys(settings)) or ["outcome"]
     policies = [column for column in same if column.startswith("policies.")]
     by_chance = [column for column in same if column == "seed" or column.startswith("link.")]
     quality = {
