@@ -61,24 +61,51 @@ def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paire
     systems = list(dict.fromkeys(done[which]))
     if len(systems) > _MOST_SYSTEMS:
         return []
-    found = (column for key in (*axes, "seed") if key != which for column in columns_under(key, done.columns))
-    same = list(dict.fromkeys(found))
-    # By text, as a setting may be of several types, and a missing one equals itself.
-    place = done[same].astype(str).agg("|".join, axis=1) if same else done["outcome"]
-    by_system = {
-        name: dict(zip(place[rows.index], rows[metric], strict=True)) for name, rows in done.groupby(which, sort=False)
-    }
+    settings = (column for key in (*axes, "seed") if key != which for column in columns_under(key, done.columns))
+    same = list(dict.fromkeys(settings)) or ["outcome"]
+    policies = [column for column in same if column.startswith("policies.")]
     by_chance = [column for column in same if column == "seed" or column.startswith("link.")]
-    course = dict(zip(place, done[by_chance].astype(str).agg("|".join, axis=1) if by_chance else place, strict=True))
     quality = {
         key: done.groupby(which)[key].median().to_dict() if key in done else {}
         for key in ("kv_relative_error", "attended_share")
     }
-    return [
-        one
-        for pair in combinations(systems, 2)
-        if (one := _pair(metric, pair, [by_system[name] for name in pair], course, quality)) is not None
-    ]
+    done = done.assign(**{_PLACE: _joined(done, same), _COURSE: _joined(done, by_chance or same)})
+    found = []
+    for pair in combinations(systems, 2):
+        rows = _at_every_value(done[done[which].isin(pair)], which, policies)
+        if len(rows) > done[which].isin(pair).sum():
+            rows = rows.assign(**{_PLACE: _joined(rows, same)})
+        figures = [dict(zip(of[_PLACE], of[metric], strict=True)) for of in (rows[rows[which] == one] for one in pair)]
+        course = dict(zip(rows[_PLACE], rows[_COURSE], strict=True))
+        found.append(_pair(metric, pair, figures, course, quality))
+    return [one for one in found if one is not None]
+
+
+# Columns of a point's settings as one text, and of those among them that chance draws.
+_PLACE, _COURSE = "(place)", "(course)"
+
+
+def _joined(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+    """Returns the values of these columns as one text: a setting may be of several types, and a missing one equals
+    itself."""
+    import pandas as pd
+
+    return pd.Series(
+        ["|".join(map(str, values)) for values in rows[list(columns)].itertuples(index=False)], rows.index, dtype=object
+    )
+
+
+def _at_every_value(rows: pd.DataFrame, which: str, policies: Sequence[str]) -> pd.DataFrame:
+    """Returns the points of two systems, those of one that lacks a policy at each value that the other has of it."""
+    import pandas as pd
+
+    for column in policies:
+        lacks = rows.groupby(which)[column].transform("count") == 0
+        if lacks.any() and not lacks.all():
+            values = pd.DataFrame({column: rows[column].dropna().unique()})
+            rows = pd.concat([rows[~lacks], rows[lacks].drop(columns=column).merge(values, how="cross")])
+            rows = rows.reset_index(drop=True)
+    return rows
 
 
 def _pair(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from itertools import islice, product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,13 @@ from kvferry.analysis.point import Point, Work
 from kvferry.analysis.repeats import Range
 from kvferry.analysis.search_space import Choice, Space, space_of
 from kvferry.analysis.search_spec import Constraint, SearchSpec, constraint_of
-from kvferry.analysis.study_base import StudyBase, check_kind, located, output_folder
+from kvferry.analysis.study_base import StudyBase, check_kind, located, output_folder, under
 from kvferry.analysis.study_filter import Filter
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.faults import complaints_of, input_error, nearest
+from kvferry.scenarios.idle import IdlePolicies, Key
 from kvferry.scenarios.loader import Check, scenario_hash
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.amount import amount_of
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 Progress = Callable[[int, int], None]
+# Points that are looked through for one at which a policy has an effect.
+_MOST_CHECKED = 200
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class Tried:
     """A point that was tried: what was chosen, the scenarios that it makes by key, and what came of them.
 
     `figures` are medians over the seeds of the metrics that objectives and constraints name, `intervals` those of the
-    ends of their intervals, where points have these; `why` says what keeps the point from being a solution.
+    ends of their intervals, where points have these; `why` says what keeps the point from being a solution. `idle`:
+    policies that were chosen or set and that its `system` does not have; `heard`: the other ones.
     """
 
     number: int
@@ -78,6 +83,9 @@ class Tried:
     intervals: dict[str, Range] = field(default_factory=dict)
     why: str | None = None
     is_valid: bool = True
+    system: str = ""
+    idle: Mapping[Key, str] = field(default_factory=dict)
+    heard: Collection[Key] = ()
 
 
 def load_search(source: str, overrides: Sequence[str] = (), check: Check | None = None) -> Search:
@@ -115,6 +123,7 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
     name = spec.name or path.stem
     base = StudyBase(tree, overrides, list(spec.space), check)
     space = space_of(spec.space, tree, base, with_seeds=spec.seeds is not None)
+    _check_heard(space, base)
     seeds = tree.find(("seeds",))
     return Search(
         name=name,
@@ -139,6 +148,23 @@ def _are_amounts(values: Any) -> bool:
 def _systems_in(space: Space, base: StudyBase) -> list[str]:
     systems = space.get("system")
     return [str(node.value) for node in systems.values] if isinstance(systems, Choice) else base.systems
+
+
+def _check_heard(space: Space, base: StudyBase) -> None:
+    """Raises InputError for a policy that none of the systems has, whichever others are chosen beside it."""
+    chosen = {key: part for key, part in space.items() if key == "system" or key.split(".")[0] == "policies"}
+    heard = IdlePolicies()
+    for nodes in islice(product(*(part.samples for part in chosen.values())), _MOST_CHECKED):
+        values = dict(zip(chosen, nodes, strict=True))
+        try:
+            found = base.fitted(base.with_values(values))
+        except InputError:
+            return  # there may be points at which it has an effect
+        heard.add(base.system_of(values), found.idle, found.heard)
+        if not heard.unheard:
+            return
+    if math.prod(len(part.samples) for part in chosen.values()) <= _MOST_CHECKED:
+        heard.check()
 
 
 def run_search(
@@ -170,7 +196,7 @@ def run_search(
                     trials = [study.ask() for _ in range(min(search.spec.at_once, search.spec.points - len(tried)))]
                     together = [_tried(search, trial) for trial in trials]
                 if not any(one.is_valid for one in (*tried, *together)):
-                    raise InputError(together[0].why or "")
+                    raise InputError(invalid_under(together[0]))
                 for row in _rows(together, known, executor, Work(run, code_version(), used(), intervals_of)):
                     data.add(row)
                     known[row["key"]] = row
@@ -238,18 +264,27 @@ def _metrics(search: Search) -> list[str]:
 def _tried(search: Search, trial: Trial) -> Tried:
     """What a trial chooses, as scenarios; or why it makes none."""
     chosen = {key: part.chosen(key, trial) for key, part in search.space.items()}
-    found = Tried(trial.number, {key: _shown(node) for key, node in chosen.items()})
+    shown = {key: _shown(node) for key, node in chosen.items()}
+    found = Tried(trial.number, shown, system=search.base.system_of(chosen))
     try:
         for seed in search.seeds or (None,):
             tree = search.base.with_values(chosen | ({} if seed is None else {"seed": seed}))
-            scenario = search.where.kept(tree, search.base.scenario)
-            if scenario is None:
+            point = search.where.kept(tree, search.base.fitted)
+            if point is None:
                 found.scenarios, found.why = {}, "left out by a condition"
                 return found
-            found.scenarios[scenario_hash(scenario)] = scenario
+            found.scenarios[scenario_hash(point.scenario)] = point.scenario
+            found.idle, found.heard = point.idle, point.heard
     except InputError as error:
         found.scenarios, found.why, found.is_valid = {}, str(error), False
+    without_effect = {".".join(key) for key in found.idle}
+    found.settings = {key: value for key, value in shown.items() if key not in without_effect}
     return found
+
+
+def invalid_under(one: Tried) -> str:
+    """Returns what is wrong with a point that is no valid scenario, with the system that it has."""
+    return "\n".join(f"{line}{under([one.system])}" for line in (one.why or "").splitlines())
 
 
 def _shown(node: Node) -> Any:

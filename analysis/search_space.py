@@ -24,6 +24,11 @@ class Choice:
     values: tuple[Node, ...]
     ordered: bool
 
+    @property
+    def samples(self) -> tuple[Node, ...]:
+        """Returns its values."""
+        return self.values
+
     def chosen(self, key: str, trial: Trial) -> Node:
         if self.ordered:
             return self.values[trial.suggest_int(key, 0, len(self.values) - 1)]
@@ -36,6 +41,11 @@ class Within:
 
     limits: NumberRange
     node: Node
+
+    @property
+    def samples(self) -> tuple[Node, ...]:
+        """Returns its ends."""
+        return tuple(node_of(self.limits.at(share), self.node.place) for share in (0.0, 1.0))
 
     def chosen(self, key: str, trial: Trial) -> Node:
         return node_of(self.limits.at(trial.suggest_float(key, 0.0, 1.0)), self.node.place)

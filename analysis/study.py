@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from pydantic import ValidationError
 from kvferry.analysis.dimensions import Dimension, dimensions_of
 from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.settings import column_of, settings_of
-from kvferry.analysis.study_base import StudyBase, bundled_names, check_kind, located, output_folder
+from kvferry.analysis.study_base import StudyBase, bundled_names, check_kind, located, output_folder, under
 from kvferry.analysis.study_filter import Filter
 from kvferry.analysis.study_spec import PlotSpec, StudySpec
 from kvferry.analysis.study_text import study_text
 from kvferry.analysis.variants import VARIANT, Variants, keys_set, variants_in
 from kvferry.scenarios.faults import MOST_LINES, complaints_of, input_error, nearest
+from kvferry.scenarios.idle import IdlePolicies
 from kvferry.scenarios.loader import Check, scenario_hash
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs import human
@@ -42,14 +44,20 @@ class Study:
     # What its file would say that extends nothing, and the overrides of policies, which hold for all systems.
     text: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
-    # Lines to print below the figures: which policies of the base only one of its systems has.
+    # Which policies that it varies, or that overrides set, have no effect on which systems.
+    idle: IdlePolicies = field(default_factory=IdlePolicies)
+    # Lines to print below the figures: those, and which policies of the base only one of its systems has.
     remarks: tuple[str, ...] = ()
 
 
-def load_study(source: str, overrides: Sequence[str] = (), check: Check | None = None) -> Study:
-    """The study of a bundled name or a path, each point validated; ``a.b=c`` overrides apply to the base.
+def load_study(
+    source: str, overrides: Sequence[str] = (), check: Check | None = None, *, is_whole: bool = True
+) -> Study:
+    """The study of a bundled name or a path, each point validated; ``a.b=c`` overrides apply to the base. A policy that
+    some systems do not have has no effect on these, which run once for all of its values.
 
-    Raises InputError with one line per fault: FILE:LINE: key.path: what came and what would do.
+    `is_whole`: its systems are all that run, so that a policy which none of them has is refused. Raises InputError with
+    one line per fault: FILE:LINE: key.path: what came and what would do.
     """
     path = located("study", source)
     tree = read_document(path)
@@ -64,12 +72,15 @@ def load_study(source: str, overrides: Sequence[str] = (), check: Check | None =
     dimensions = dimensions_of(spec, tree, keys_set(variants))
     axes = tuple(key for dimension in dimensions for key in dimension)
     base = StudyBase(tree, overrides, (*axes, *keys_set(variants)), check)
-    found = list(_points(base, variants, dimensions, Filter.of(spec.where, tree)))
+    idle = IdlePolicies()
+    found = list(_points(base, variants, dimensions, Filter.of(spec.where, tree), idle))
+    if is_whole:
+        idle.check()
     points = tuple(point for _, point in found)
     labels = tuple(label for label, _ in found) if variants else ()
     _check_apart(points, labels, tree)
     _check_plots(spec, tree, points, labels)
-    remarks = tuple(base.remarks({point.system for point in points}))
+    remarks = (*(idle.remarks() if is_whole else ()), *base.remarks({point.system for point in points}))
     return Study(
         name=name,
         points=points,
@@ -79,6 +90,7 @@ def load_study(source: str, overrides: Sequence[str] = (), check: Check | None =
         settings=tuple(one for one in overrides if one.partition("=")[0].strip().split(".")[0] == "policies"),
         plots=spec.plots,
         output=output,
+        idle=idle,
         remarks=remarks,
     )
 
@@ -89,30 +101,46 @@ def study_names() -> list[str]:
 
 
 def _points(
-    base: StudyBase, variants: Variants, dimensions: Sequence[Dimension], where: Filter
+    base: StudyBase, variants: Variants, dimensions: Sequence[Dimension], where: Filter, idle: IdlePolicies
 ) -> Iterator[tuple[str, Scenario]]:
-    """Every combination that the filter keeps, as a valid scenario with the label of its variant ("": there are none).
-    Raises InputError with each distinct fault once, after the last one, and when none is left."""
-    faults: dict[str, None] = {}
+    """Every combination that the filter keeps, as a valid scenario with the label of its variant ("": there are none);
+    `idle` learns what has no effect. Raises InputError with each distinct fault once and the systems that have it,
+    after the last one, and when none is left."""
+    faults: dict[str, dict[str, None]] = {}
+    systems: set[str] = set()
     kept = 0
+    known: set[tuple[str, str]] = set()
     named = [(label, base.looked_up(values)) for label, values in variants.items()] or [("", {})]
     varied = (_looked_up(base, dimension) for dimension in dimensions)
     places = [{key: node for one in together for key, node in one.items()} for together in product(*varied)]
     for (label, values), settings in product(named, places):
+        own = values if "system" in values else ()
+        system = base.system_of(values | settings)
+        systems.add(system)
         try:
-            tree = base.with_values(values | settings)
-            scenario = where.kept(tree, base.scenario)
-            if scenario is not None:
+            found = where.kept(base.with_values(values | settings), partial(base.fitted, own=own))
+            if found is not None:
                 kept += 1
-                yield label, scenario
+                idle.add(system, found.idle, found.heard)
+                if not (found.idle and _is_known(found.scenario, label, known)):
+                    yield label, found.scenario
         except InputError as error:
-            faults |= dict.fromkeys(str(error).splitlines())
+            for line in str(error).splitlines():
+                faults.setdefault(line, {})[system] = None
         if len(faults) > MOST_LINES:
             break
     if faults:
-        raise InputError("\n".join(faults))
+        raise InputError("\n".join(line + ("" if of.keys() == systems else under(of)) for line, of in faults.items()))
     if not kept:
         raise where.nothing_left()
+
+
+def _is_known(scenario: Scenario, label: str, known: set[tuple[str, str]]) -> bool:
+    """Returns whether the scenario was there before: a value without effect makes no other one."""
+    key = label, scenario_hash(scenario)
+    known_before = key in known
+    known.add(key)
+    return known_before
 
 
 def _looked_up(base: StudyBase, dimension: Dimension) -> list[dict[str, Node]]:

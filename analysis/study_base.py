@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvferry.scenarios.faults import input_error, nearest
+from kvferry.scenarios.idle import Fitted, fitted
 from kvferry.scenarios.library import BUNDLED, locate
 from kvferry.scenarios.library import names as names_of
 from kvferry.scenarios.loader import Check, checked_scenario
@@ -66,6 +67,11 @@ def output_folder(named: str | None, tree: Node, name: str) -> Path:
         what = f"{named!r:.100} leads out of the current folder; use --output for that"
         raise input_error([Complaint(("output",), what)], tree)
     return output
+
+
+def under(systems: Collection[str]) -> str:
+    """Returns what stands behind a fault that a point has under these systems."""
+    return f" (under {', '.join(systems)})"
 
 
 class StudyBase:
@@ -139,9 +145,23 @@ class StudyBase:
             tree = with_value(tree, tuple(key.split(".")), node, node.place)
         return tree
 
+    def system_of(self, together: Mapping[str, Node]) -> str:
+        """Returns the system that a point with these values has, as it is written; "" where none is named."""
+        system = together.get("system") or self._base.child("system")
+        return "" if system is None else str(system.value)
+
     def scenario(self, tree: Node) -> Scenario:
         """A tree as a valid scenario. Raises InputError."""
         return checked_scenario(*resolve(tree), self._complaints)
+
+    def fitted(self, tree: Node, own: Collection[str] = ()) -> Fitted:
+        """A tree as a valid scenario, but for policies of axes and overrides that its system does not have. What stands
+        under the keys `own` was said for this system. Raises InputError."""
+        said = {tuple(key.split(".")) for key in own}
+        given = [key for key in self._given if key[0] == "policies" and key not in said]
+        # Without a system of its own, the base says its policies for all.
+        given += [("policies",)] if self._source.child("system") is None else []
+        return fitted(*resolve(tree), given, self._complaints)
 
     def _complaints(self, scenario: Scenario) -> Iterator[Complaint]:
         yield from self._check(scenario) if self._check else ()

@@ -6,11 +6,11 @@ from typing import Any
 
 from kvferry.analysis.condition import Condition, ConditionFault, condition_of
 from kvferry.scenarios.faults import input_error, nearest
+from kvferry.scenarios.idle import Fitted
 from kvferry.scenarios.loader import dump_scenario
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node
-from kvferry.specs.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,24 @@ class Filter:
             raise input_error(faults, tree)
         return cls(tuple(found), tree)
 
-    def kept(self, tree: Node, scenario_of: Callable[[Node], Scenario]) -> Scenario | None:
+    def kept(self, tree: Node, fitted_of: Callable[[Node], Fitted]) -> Fitted | None:
         """The scenario of a resolved tree, None if a condition leaves it out. What is left out need not be a good
-        scenario, if that can be told from what is written in it.
+        scenario, if that can be told from what is written in it. Policies without effect count as they are written.
 
-        Raises InputError as `scenario_of` does, and for a condition with a key that there is none of.
+        Raises InputError as `fitted_of` does, and for a condition with a key that there is none of.
         """
         if not self.conditions:
-            return scenario_of(tree)
+            return fitted_of(tree)
         try:
-            scenario = scenario_of(tree)
+            fitted = fitted_of(tree)
         except InputError:
             if self._leaves_out_as_written(tree):
                 return None
             raise
-        return scenario if self.holds_for(scenario) else None
-
-    def holds_for(self, scenario: Scenario) -> bool:
-        """Whether all conditions hold. Raises InputError."""
-        dumped = dump_scenario(scenario)
-        return all(self._holds(n, dumped) for n in range(len(self.conditions)))
+        dumped = dump_scenario(fitted.scenario)
+        if fitted.idle:
+            dumped["policies"] = tree.plain()["policies"]
+        return fitted if all(self._holds(n, dumped) for n in range(len(self.conditions))) else None
 
     def nothing_left(self) -> InputError:
         return input_error([Complaint(("where",), "leaves out every point", at_key=True)], self.tree)

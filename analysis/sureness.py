@@ -39,16 +39,20 @@ class Sureness:
         return how_sure([self.evidence])
 
 
-def how_sure(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What intervals of one or more results rest on, and what they leave out: a line for each."""
-    known = dict[str, None]()
+def how_sure(evidence: Iterable[Mapping[str, Any]], systems: Iterable[str] = ()) -> list[str]:
+    """What intervals of one or more results rest on, and what they leave out: a line for each. `systems`: their names,
+    told with what not all of them rest on."""
+    known = dict[str, list[str]]()
     unknown = dict[str, dict[str, None]]()
-    for one in evidence:
-        known |= dict.fromkeys(_known(one))
+    named = list(systems)
+    for n, one in enumerate(evidence):
+        for line in _known(one):
+            known.setdefault(line, []).append(named[n] if named else "")
         for name, why in one.get("not_known", {}).items():
             unknown.setdefault(why, {})[name] = None
     lacking = "; ".join(f"{', '.join(names)}: {why}" for why, names in unknown.items())
-    lines = [f"80 % intervals: {'; '.join(known)}"] if known else []
+    said = [f"{', '.join(of)}: {line}" if named and len(of) < len(named) else line for line, of in known.items()]
+    lines = [f"80 % intervals: {'; '.join(said)}"] if known else []
     return [*lines, *([f"{'not in them' if known else 'no intervals'}: {lacking}"] if lacking else [])]
 
 

@@ -86,7 +86,7 @@ class Comparison:
         same = [name for name, one in self.results.items() if one.outcome != "done"]
         sure = {name: one.sureness for name, one in self.results.items() if one.sureness is not None}
         same += [name for name, one in sure.items() if one.same_on_all_runtimes]
-        known = how_sure(one.evidence for one in sure.values())
+        known = how_sure((one.evidence for one in sure.values()), sure)
         return [*self.without_effect, *ended, *failed, *remarks_on(runs, same), *known]
 
     @cached_property

@@ -14,6 +14,7 @@ from kvferry.api.scenario import Settings, Source, chosen_systems, load, overrid
 from kvferry.api.sweep import study_of
 from kvferry.backends.world import Say
 from kvferry.pipelines.workload import Progress
+from kvferry.scenarios.idle import IdlePolicies
 from kvferry.specs.document import read_document, regular_file
 from kvferry.specs.errors import InputError
 
@@ -66,15 +67,21 @@ def study_in_both_worlds(
     )
     if is_study:
         assert named is not None
-        loaded = study_of(str(source), settings)
+        loaded = study_of(str(source), settings, is_whole=systems is None)
         if systems is None:
-            return FidelityStudy(name=loaded.name, scenarios=loaded.points, varied=loaded.axes, runs=runs)
+            return FidelityStudy(
+                name=loaded.name, scenarios=loaded.points, varied=loaded.axes, runs=runs, remarks=loaded.remarks
+            )
         if "system" in loaded.axes:
             raise InputError("systems: system is an axis of this study; change it there")
-        names, asked = chosen_systems(loaded.points[0], systems), overrides_of(settings)
-        by_system = (study_of(str(source), [*asked, f"system={name}"]).points for name in names)
-        scenarios = [point for points in by_system for point in points]
-        return FidelityStudy(name=loaded.name, scenarios=scenarios, varied=loaded.axes, runs=runs)
+        names, asked, idle = chosen_systems(loaded.points[0], systems), overrides_of(settings), IdlePolicies()
+        by_system = [study_of(str(source), [*asked, f"system={name}"], is_whole=False) for name in names]
+        for one in by_system:
+            idle.include(one.idle)
+        idle.check()
+        remarks = [*idle.remarks(), *dict.fromkeys(line for one in by_system for line in one.remarks)]
+        scenarios = [point for one in by_system for point in one.points]
+        return FidelityStudy(name=loaded.name, scenarios=scenarios, varied=loaded.axes, runs=runs, remarks=remarks)
     if systems is None:
         scenario = load(source, settings)
         return FidelityStudy(name=scenario.name, scenarios=[scenario], varied=(), runs=runs)

@@ -11,8 +11,8 @@ from kvferry.analysis.folder import folder_name
 from kvferry.pipelines.checks import names_in_use, system_of
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.scenarios.faults import input_error
-from kvferry.scenarios.loader import checked_scenario, dump_scenario, load_scenario, scenario_tree
+from kvferry.scenarios.idle import IdlePolicies, fitted
+from kvferry.scenarios.loader import dump_scenario, load_scenario, scenario_tree
 from kvferry.scenarios.resolve import check_systems_of, keys_in, overridden, policies_in, policies_left_out, resolve
 from kvferry.scenarios.sources import with_value
 from kvferry.specs.errors import InputError
@@ -101,25 +101,22 @@ def under_systems(
     asked, described = _overrides(settings, seed), _described(source)
     own = load_scenario(described, asked)
     names = chosen_systems(own, systems)
-    idle: dict[tuple[str, ...], dict[str, str]] = {}
-    found, left_out = dict[str, Scenario](), dict[str, str]()
+    idle, found, left_out = IdlePolicies(), dict[str, Scenario](), dict[str, str]()
     for name in names:
         try:
-            found[name], without_effect = _fitted(described, [*asked, f"system={name}"])
+            under = overridden(scenario_tree(described), [*asked, f"system={name}"])
+            one = fitted(*under, policies_in(asked), names_in_use)
         except InputError as error:
             if systems is not None or name == own.system:
                 raise
             left_out[name] = str(error)
             continue
-        for key, why in without_effect.items():
-            idle.setdefault(key, {})[name] = why
-    for of in idle.values():
-        if len(of) == len(found):
-            raise InputError("\n".join(dict.fromkeys(of.values())))
-    remarks = [f"{'.'.join(key)} has no effect on {', '.join(of)}" for key, of in idle.items()]
+        found[name] = one.scenario
+        idle.add(name, one.idle, one.heard)
+    idle.check()
     check_systems_of(keys_in(asked), found)
     of_own = policies_left_out(scenario_tree(described), found, keys_in(asked))
-    return Under(own, found, (*remarks, *of_own), left_out)
+    return Under(own, found, (*idle.remarks(), *of_own), left_out)
 
 
 @naming_plugins()
@@ -127,10 +124,10 @@ def under_variants(
     source: Source, variants: Mapping[str, Mapping[str, Node]], settings: Settings = (), *, seed: int | None = None
 ) -> Under:
     """Returns the scenario as each variant sets it, by label. Where one names another system than the source, the
-    source's own policies are left out; `settings` hold for all. Raises InputError as ``load`` does, and for variants
-    that are the same, that share a folder's name, or whose workload is of another kind."""
+    source's own policies are left out; `settings` hold for all that have them. Raises InputError as ``load`` does, and
+    for variants that are the same, that share a folder's name, or whose workload is of another kind."""
     asked, described = _overrides(settings, seed), _described(source)
-    own, found = load_scenario(described, asked), dict[str, Scenario]()
+    own, found, idle = load_scenario(described, asked), dict[str, Scenario](), IdlePolicies()
     for label, values in variants.items():
         system = values.get("system")
         try:
@@ -138,7 +135,10 @@ def under_variants(
             tree, complaints = overridden(scenario_tree(described), [*asked, *named])
             for key, node in values.items():
                 tree, complaints = resolve(with_value(tree, tuple(key.split(".")), node, node.place))
-            scenario = checked_scenario(tree, complaints, names_in_use)
+            own_keys = {tuple(key.split(".")) for key in values}
+            given = [key for key in policies_in(asked) if key not in own_keys]
+            one = fitted(tree, complaints, given, names_in_use)
+            scenario = one.scenario
             if scenario.workload.kind != own.workload.kind:
                 raise InputError(f"it is {scenario.workload.kind}, and {own.name} is {own.workload.kind}")
             for other, known in found.items():
@@ -148,8 +148,10 @@ def under_variants(
         except InputError as error:
             raise InputError("\n".join(f"variants: {label}: {line}" for line in str(error).splitlines())) from None
         found[label] = scenario
+        idle.add(scenario.system, one.idle, one.heard)
+    idle.check()
     own_of = policies_left_out(scenario_tree(described), {one.system for one in found.values()}, keys_in(asked))
-    return Under(own, found, tuple(own_of), {})
+    return Under(own, found, (*idle.remarks(), *own_of), {})
 
 
 def chosen_systems(own: Scenario, systems: Sequence[str] | None) -> Sequence[str]:
@@ -168,25 +170,6 @@ def chosen_systems(own: Scenario, systems: Sequence[str] | None) -> Sequence[str
         except InputError as error:
             raise InputError(f"systems: {error}") from None
     return systems
-
-
-def _fitted(
-    described: str | Path | Mapping[str, Any], asked: Sequence[str]
-) -> tuple[Scenario, dict[tuple[str, ...], str]]:
-    """The scenario after these overrides, but for policies in them that its system does not have: these, by key, with
-    what is wrong with them."""
-    tree, complaints = overridden(scenario_tree(described), asked)
-    given = policies_in(asked)
-    scenario = checked_scenario(tree, complaints)
-    faults = {
-        fault.key: fault
-        for fault in names_in_use(scenario)
-        if (fault.idle or fault.at_key) and any(fault.key[: len(key)] == key for key in given)
-    }
-    why = {tuple(map(str, key)): str(input_error([fault], tree)) for key, fault in faults.items()}
-    for key in faults:
-        tree = tree.without(key)
-    return checked_scenario(tree, complaints, names_in_use), why
 
 
 def remarks_under(source: Source, settings: Settings, system: str) -> list[str]:

@@ -13,7 +13,7 @@ from kvferry.analysis.executors.choice import executor_for
 from kvferry.analysis.executors.executor import Executor
 from kvferry.analysis.quality import MARK, SPARSE
 from kvferry.analysis.remarks import rests_on
-from kvferry.analysis.search import Search, Tried, load_search, run_search
+from kvferry.analysis.search import Search, Tried, invalid_under, load_search, run_search
 from kvferry.analysis.search_result import result_of, write_result
 from kvferry.api.html import with_remarks
 from kvferry.api.intervals import INTERVALS
@@ -21,6 +21,7 @@ from kvferry.api.scenario import Settings, overrides_of
 from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.workload import Progress
+from kvferry.scenarios.idle import IdlePolicies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,11 +74,26 @@ class Found:
         return front.assign(**{column: names}), SPARSE
 
     @property
+    def about_points(self) -> list[str]:
+        """Policies that have no effect on some systems, and of each system the first point that is no valid scenario,
+        with what is wrong."""
+        idle = IdlePolicies()
+        for one in self.tried:
+            if one.scenarios:
+                idle.add(one.system, one.idle, one.heard)
+        invalid = {one.system: one for one in reversed(self.tried) if not one.is_valid}
+        said = [
+            f"point {one.number} is not a valid scenario: {invalid_under(one).splitlines()[0]}"
+            for one in sorted(invalid.values(), key=lambda one: one.number)
+        ]
+        return [*idle.remarks(), *said]
+
+    @property
     def remarks(self) -> list[str]:
-        """What a reader of all the figures should know: policies of one system alone, profiles that were not measured,
-        runtimes that are assumed."""
+        """What a reader of all the figures should know: policies of one system alone, what is to be said about points,
+        profiles that were not measured, runtimes that are assumed."""
         scenarios = [one for each in self.tried for one in each.scenarios.values()]
-        return [*self.search.remarks, *rests_on(scenarios)]
+        return [*self.search.remarks, *self.about_points, *rests_on(scenarios)]
 
     def __repr__(self) -> str:
         summary = self.summary

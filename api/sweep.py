@@ -81,10 +81,10 @@ class Sweep:
 
 
 @naming_plugins()
-def study_of(source: str | Path, settings: Settings = ()) -> Study:
+def study_of(source: str | Path, settings: Settings = (), *, is_whole: bool = True) -> Study:
     """The study of a bundled name or a file, each of its points checked; `settings` apply to its base, as in ``load``.
-    Raises InputError with a line per fault."""
-    return load_study(str(source), overrides_of(settings), check=names_in_use)
+    `is_whole`: no other systems run beside its own. Raises InputError with a line per fault."""
+    return load_study(str(source), overrides_of(settings), check=names_in_use, is_whole=is_whole)
 
 
 @naming_plugins()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,6 @@ def search(
     """
     from kvferry.analysis.envelope import to_json
     from kvferry.analysis.executors.choice import executor_for
-    from kvferry.analysis.remarks import rests_on
     from kvferry.api.search import search as carry_out
     from kvferry.api.search import search_of
     from kvferry.cli.progress import points_of, say, say_failures
@@ -59,11 +59,14 @@ def search(
         found = carry_out(loaded, output=folder, executor=where, plots=plots, intervals=intervals, progress=progress)
     if json:
         sys.stdout.write(to_json(found.summary))
+        for line in found.about_points:
+            say(quoted(line))
     else:
         scenarios = [one for each in found.tried for one in each.scenarios.values()]
         front, mark = found.marked_front
         _show(found.summary, front, found.new, scenarios)
-        for line in [*([mark] if mark else []), *rests_on(scenarios)]:
+        told = [line for line in found.remarks if line not in loaded.remarks]
+        for line in [*([mark] if mark else []), *told]:
             print(quoted(line))
         say(f"written to {folder}")
     say_failures(
@@ -94,16 +97,21 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios:
     metrics += [metric for metric in front[0]["figures"] if metric not in metrics]
     of_devices = any(one.workload.kind == "assist" for one in scenarios)
     labels = [label_of(whole_name(metric, scenarios), of_devices) for metric in metrics]
-    settings = ["point", *front[0]["settings"]]
+    settings = ["point", *dict.fromkeys(key for one in front for key in one["settings"])]
     title = "Pareto front" if len(result["objectives"]) > 1 else "Best"
     print_table(
         [*settings, *labels],
         [
-            [*(row[key] for key in settings), *(_figure(one, key) for key in metrics)]
+            [*(_setting(row[key]) for key in settings), *(_figure(one, key) for key in metrics)]
             for one, row in zip(front[:_MOST_SHOWN], shown.to_dict("records"), strict=False)
         ],
         title if len(front) <= _MOST_SHOWN else f"{title}: the first {_MOST_SHOWN} of {len(front)}",
     )
+
+
+def _setting(value: Any) -> Any:
+    """A setting of a point; "-" for a policy that its system does not have."""
+    return "-" if isinstance(value, float) and math.isnan(value) else value
 
 
 def _figure(one: Mapping[str, Any], metric: str) -> str:

@@ -26,8 +26,11 @@ def serve(
     scale: Annotated[float, typer.Option("--scale", help="Factor by which the trace's rates are multiplied.")] = 1.0,
     offset: Annotated[str, typer.Option("--offset", help="Time in the trace at which to begin, as in '30 s'.")] = "0 s",
     on_end: Annotated[
-        str, typer.Option("--on-end", help="What follows the end of the trace: loop, hold or end.")
-    ] = "loop",
+        str | None,
+        typer.Option(
+            "--on-end", help="What follows the end of the trace: loop, hold or end; left out: as its file says."
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option("--token-file", help="File with the token that clients must send; or set KVFERRY_TOKEN."),

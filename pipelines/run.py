@@ -10,6 +10,7 @@ import numpy as np
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.world import sim_world
 from kvferry.backends.world import NO_INPUTS, Inputs, OpenWorld, Say, World
+from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.plugins import naming_plugins
@@ -24,6 +25,7 @@ from kvferry.specs.budget import DecodeBudget
 from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.resolve import with_end
 
 # Of the link's course that a run keeps for pictures; a longer run keeps means over time.
 MOST_LINK_PIECES = 100_000
@@ -130,7 +132,7 @@ def run_whole(scenario: Scenario, progress: Progress = lambda done, of: None, sy
 def _drive(world: World, flow: Flow, totals: Callable[[], Totals], scenario: Scenario) -> tuple[Outcome, str]:
     """Outcome, and why it is not "done"."""
     if world.weights_refused:
-        return "out_of_memory", f"{world.weights_refused}; {_would_fit(scenario)}"
+        return "out_of_memory", f"{world.weights_refused}; {_would_fit(scenario, world.weights_refused)}"
     env = world.machine.env
     done = env.process(flow.run(world, totals))
     try:
@@ -150,13 +152,13 @@ def _drive(world: World, flow: Flow, totals: Callable[[], Totals], scenario: Sce
     return "done", ""
 
 
-def _would_fit(scenario: Scenario) -> str:
+def _would_fit(scenario: Scenario, refused: Refused | OutOfMemory) -> str:
     """Returns what lets a model run that does not fit into memory."""
-    fewer = "precision.weights"
-    if scenario.model.layer_bits > _FEW_BITS:
-        few = scenario.model.model_copy(update={"weight_bits": _FEW_BITS, "weights": None})
-        fewer = f"--set precision.weight_bits={_FEW_BITS:g}: {human.size(few.weight_bytes)}"
-    would = f"a smaller model or fewer bits of weights ({fewer}) would do"
+    few = scenario.model.model_copy(update={"weight_bits": _FEW_BITS, "weights": None})
+    fewer = ""
+    if isinstance(refused, Refused) and few.weight_bytes <= min(refused.free_bytes, scenario.model.weight_bytes):
+        fewer = f" or fewer bits of weights (--set precision.weight_bits={_FEW_BITS:g}: {human.size(few.weight_bytes)})"
+    would = f"a smaller model{fewer} would do"
     if not isinstance(scenario.budget, DecodeBudget) or scenario.budget.offload is not None:
         return would
     to = "storage" if scenario.device.memory.unified else "cpu"
@@ -167,7 +169,7 @@ def _link_may_end(scenario: Scenario) -> bool:
     networks = scenario.workload.networks or () if isinstance(scenario.workload, AssistSpec) else ()
     links = [scenario.link, *(machine.link for machine in scenario.machines.values()), *(one.link for one in networks)]
     ways = [way for link in links if link is not None for way in (link, link.up)]
-    return any(way is not None and way.trace is not None and way.on_end == "end" for way in ways)
+    return any(way is not None and way.trace is not None and with_end(way).on_end == "end" for way in ways)
 
 
 def _beside_the_device(world: World, until_s: float) -> dict[str, MachineRecord]:

@@ -11,15 +11,17 @@ from pydantic import ValidationError
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.scenarios.named_files import content_digest, named_files
 from kvferry.scenarios.resolve import Complaint, extended, overridden, read_tree, with_parts
+from kvferry.specs.assist import AssistSpec
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
+from kvferry.specs.link import LinkSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.node import Node, Place, node_of
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
-from kvferry.traces.resolve import drawn_link
+from kvferry.traces.resolve import drawn_link, with_end
 
 AnySpec = TypeVar("AnySpec", bound=Spec)
 # Checks a valid scenario further, such as the names of its policies, and yields what is wrong.
@@ -51,7 +53,7 @@ def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Ch
     """The scenario of a resolved tree; `complaints` are what resolving it left. Raises InputError."""
     scenario = _validated(Scenario, tree, complaints)
     try:
-        scenario = _with_links_drawn(scenario)
+        scenario = _with_links_known(scenario)
     except InputError as error:
         raise input_error([Complaint(("link", "trace"), str(error))], tree) from None
     faults = list(check(scenario)) if check else []
@@ -60,20 +62,33 @@ def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Ch
     return scenario
 
 
-def _with_links_drawn(scenario: Scenario) -> Scenario:
-    """Returns the scenario with what its links leave to its seed, as numbers that a file can have as well. Raises
-    InputError."""
-    changed: dict[str, Any] = {}
-    if not scenario.link.drawn:
-        changed["link"] = drawn_link(scenario.link, scenario.seed)
-    machines = {
-        name: machine.model_copy(update={"link": drawn_link(machine.link, scenario.seed, place)})
-        for place, (name, machine) in enumerate(scenario.machines.items())
-        if machine.link is not None and not machine.link.drawn
-    }
-    if machines:
-        changed["machines"] = {**scenario.machines, **machines}
-    return scenario.model_copy(update=changed) if changed else scenario
+def _with_links_known(scenario: Scenario) -> Scenario:
+    """Returns the scenario with what its links leave to its seed and to their traces' files, as values that a file can
+    have as well. Raises InputError."""
+    changed: dict[str, Any] = {"link": _known_link(scenario.link, scenario.seed)}
+    if scenario.machines:
+        changed["machines"] = {
+            name: machine
+            if machine.link is None
+            else machine.model_copy(update={"link": _known_link(machine.link, scenario.seed, place)})
+            for place, (name, machine) in enumerate(scenario.machines.items())
+        }
+    if isinstance(scenario.workload, AssistSpec) and (networks := scenario.workload.networks):
+        known = tuple(one.model_copy(update={"link": _with_ends(one.link)}) for one in networks)
+        changed["workload"] = scenario.workload.model_copy(update={"networks": known})
+    return scenario.model_copy(update=changed)
+
+
+def _known_link(link: LinkSpec, seed: int, *place: int) -> LinkSpec:
+    return _with_ends(link if link.drawn else drawn_link(link, seed, *place))
+
+
+def _with_ends(link: LinkSpec) -> LinkSpec:
+    try:
+        link = with_end(link)
+        return link if link.up is None else link.model_copy(update={"up": with_end(link.up)})
+    except InputError:
+        return link  # what checks the scenario says what is wrong with its trace
 
 
 def load_device(reference: str) -> DeviceSpec:

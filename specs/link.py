@@ -33,8 +33,9 @@ class WaySpec(Part):
     # Of a generated trace, the realisation: its model's own; seed: another one for every seed of the run; or that of a
     # number.
     instance: Literal["own", "seed"] | Annotated[int, Field(ge=0, lt=2**63, strict=True)] = "own"
-    # After the trace's last sample: from the start again, its last rate for ever, or no link any more.
-    on_end: Literal["loop", "hold", "end"] = "loop"
+    # After the trace's last sample: from the start again, its last rate for ever, or no link any more. None: as the
+    # trace's file says, else from the start again.
+    on_end: Literal["loop", "hold", "end"] | None = None
     # When nothing is carried, on the run's clock, in order.
     outages: tuple[OutageSpec, ...] = Field(default=(), max_length=1000)
 

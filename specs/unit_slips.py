@@ -15,6 +15,8 @@ _TIME = re.compile(
 _LARGE = {"k": "kilo", "M": "mega", "G": "giga", "T": "tera", "P": "peta"} | {
     "Ki": "kibi", "Mi": "mebi", "Gi": "gibi", "Ti": "tebi"
 }  # fmt: skip
+# A size whose unit is a short b.
+_SIZE_IN_B = re.compile(rf"(?P<prefix>{_WORDS[1]}|[kMGTP]|[KMGT]i)?b")
 # Units that people write, in any case.
 _PREFIX, _PER = "(?P<prefix>[kmgtp]i?)?", r"(?P<per>ps|(?:/|per)(?:s|secs?|seconds?))"
 _LOOSE = {
@@ -39,6 +41,19 @@ def part_of_a_piece(number: str, unit: str, kind: str) -> str | None:
         rest = "B"
     meant = f"; m is a thousandth, M a million: '{number} M{rest}'" if prefix == "m" else ""
     return f"is in {word}{piece}s, and there is no part of one{meant}"
+
+
+def size_in_bits(number: str, unit: str) -> str | None:
+    """Returns what is wrong with a size such as "300 Mib", and what was meant; None where nothing is: who means bits of
+    a size spells them out."""
+    small_b = _SIZE_IN_B.fullmatch(unit)
+    if small_b is None:
+        return None
+    prefix = small_b["prefix"] or ""
+    word = _LARGE.get(prefix, prefix)
+    of_bytes, of_bits = ("bytes", "bits") if prefix in _WORDS[1].split("|") else ("B", "bit")
+    said = f"{unit} is {word}bits; '{number} {prefix}{of_bytes}' is {number} {word}bytes"
+    return f"is in bits: {said}, and '{number} {prefix}{of_bits}' says bits"
 
 
 def odd_time(number: str, unit: str) -> str | None:

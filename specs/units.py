@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
-from kvferry.specs.unit_slips import meant, odd_time, part_of_a_piece
+from kvferry.specs.unit_slips import meant, odd_time, part_of_a_piece, size_in_bits
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,8 @@ def quantity(text: str, kind: str) -> float:
         raise ValueError(f"{shown} has no unit; {hint}")
     if kind in _OF_PIECES and (slip := part_of_a_piece(match[1], match[2], kind)):
         raise ValueError(f"{shown} {slip}")
+    if kind == "size" and (slip := size_in_bits(match[1], match[2])):
+        raise ValueError(f"{shown} {slip}")
     factor = _factor(match[2], kind)
     if isinstance(factor, str):
         if not factor and (better := meant(match[1], match[2], kind)):
@@ -250,7 +252,7 @@ def _pattern(kind: str) -> str:
     bits = f"{large}(?:b|bits?|B|bytes?)"
     units = {
         "time": time,
-        "size": bits,
+        "size": f"{large}(?:bits?|B|bytes?)",
         "rate": f"(?:{bits}{per}|{large}bps)",
         "compute rate": f"{large}flops?{per}",
         "power": f"(?:{power}|{energy}{per})",

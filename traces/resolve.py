@@ -29,13 +29,23 @@ def link_trace(link: WaySpec) -> RateTrace:
         if link.rate_bytes_per_s is not None
         else _realised(link).scaled(link.scale)
     )
-    if link.trace is not None and trace.on_end != link.on_end:
+    if link.trace is not None and link.on_end is not None and trace.on_end != link.on_end:
         trace = RateTrace(trace.edges_s, trace.rates, link.on_end)
     try:
         outages = [(outage.start_s, outage.start_s + outage.duration_s) for outage in link.outages]
         return trace.shifted(link.begins_s).with_outages(outages)
     except ValueError as error:
         raise InputError(f"link: {error}") from None
+
+
+def with_end(way: AnyWay) -> AnyWay:
+    """Returns a direction of a link that says itself what follows its trace's end, as the trace's file does where it
+    does not. Raises InputError."""
+    if way.on_end is not None:
+        return way
+    # What is generated begins again, as a constant rate does.
+    is_made = way.trace is None or way.trace in bundled()
+    return way.model_copy(update={"on_end": "loop" if is_made else bandwidth_trace(str(way.trace)).on_end})
 
 
 def drawn_link(link: LinkSpec, seed: int, *place: int) -> LinkSpec:

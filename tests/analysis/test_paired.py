@@ -62,3 +62,14 @@ def test_less_quality_is_said() -> None:
 def test_without_systems_there_is_nothing_to_say() -> None:
     assert paired(table(a=[1.0]), "ttft_s", ("workload.context",)) == []
     assert paired(table(a=[1.0], b=[1.0]), "tpot_s", AXES) == []
+
+
+def test_a_system_without_a_policy_stands_beside_every_value_of_it() -> None:
+    rows = [("kvswap", 2.0, 3.0), ("kvswap", 4.0, 1.0), ("vllm", None, 2.0), ("full-eager", None, 4.0)]
+    points = pd.DataFrame(rows, columns=["system", "policies.group_tokens", "ttft_s"]).assign(outcome="done")
+    pairs = paired(points, "ttft_s", ("system", "policies.group_tokens"))
+    assert [(one.better, one.worse, one.ahead, one.points) for one in pairs] == [
+        ("kvswap", "vllm", 1, 2),
+        ("kvswap", "full-eager", 2, 2),
+        ("vllm", "full-eager", 1, 1),
+    ]

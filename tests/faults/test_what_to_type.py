@@ -109,8 +109,16 @@ def test_nothing_is_estimated_from_the_first_points() -> None:
 
 
 def test_weights_that_do_not_fit_are_told_in_fewer_bits() -> None:
-    why = kvferry.run("quickstart", {"model": "qwen2.5-32b", "precision": {"weight_bits": 16}}).why
-    assert "--set precision.weight_bits=4: " in why and "GB are free" in why
+    why = kvferry.run("quickstart", {"model": "qwen2.5-14b", "precision": {"weight_bits": 16}}).why
+    assert "--set precision.weight_bits=4: 9.72 GB" in why and "15.5 GB are free" in why
+
+
+def test_fewer_bits_are_named_only_where_they_fit() -> None:
+    # In 4 bits this model takes 5.59 GB, as its embeddings keep 16: more than the 4.91 GB that do not fit.
+    why = kvferry.run("decode", ["device=rtx-3050-laptop"]).why
+    assert "weights needs 4.91 GB, 3.40 GB are free" in why
+    assert "; a smaller model would do, or some layers elsewhere: --set budget.offload=cpu" in why
+    assert "precision." not in why
 
 
 def test_sizes_are_in_powers_of_ten() -> None:

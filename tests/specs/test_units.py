@@ -47,6 +47,8 @@ class Parcel(Spec):
         ("24 KiB", "size", 24 * 1024.0),
         ("24 kB", "size", 24_000.0),
         ("8 Mbit", "size", 1e6),  # 8e6 bit / 8
+        ("8 megabits", "size", 1e6),
+        ("8 Mb/s", "rate", 1e6),  # of rates, a short b is usual
         ("850 Mbit/s", "rate", 106.25e6),  # 850e6 / 8
         ("850 Mbps", "rate", 106.25e6),
         ("1 GiB/s", "rate", 2.0**30),
@@ -102,6 +104,26 @@ def test_reads(text: str, kind: str, value: float) -> None:
             "200 mb",
             "size",
             "'200 mb' is in millibits, and there is no part of one; m is a thousandth, M a million: '200 MB'",
+        ),
+        (
+            "300 Mib",
+            "size",
+            "'300 Mib' is in bits: Mib is mebibits; '300 MiB' is 300 mebibytes, and '300 Mibit' says bits",
+        ),
+        (
+            "8Gb",
+            "size",
+            "'8Gb' is in bits: Gb is gigabits; '8 GB' is 8 gigabytes, and '8 Gbit' says bits",
+        ),
+        (
+            "3 gigab",
+            "size",
+            "'3 gigab' is in bits: gigab is gigabits; '3 gigabytes' is 3 gigabytes, and '3 gigabits' says bits",
+        ),
+        (
+            "4096 b",
+            "size",
+            "'4096 b' is in bits: b is bits; '4096 B' is 4096 bytes, and '4096 bit' says bits",
         ),
         ("24 Kb", "size", "'24 Kb' has no unit of a size; did you mean '24 kB' or '24 KiB'?"),
         ("200 MBIT", "size", "'200 MBIT' has no unit of a size; did you mean '200 Mbit'?"),

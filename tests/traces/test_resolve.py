@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from tiny import LOADING, changed
 
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.link import LinkSpec, LoadSpec, OutageSpec, WaySpec
 from kvferry.traces.catalogue import FOLDER_VARIABLE
@@ -40,8 +42,28 @@ def test_the_scenario_says_what_follows_the_end(steps):
     assert link_trace(LinkSpec(trace=steps, on_end="hold")).amount(2, 4) == 400
     assert link_trace(LinkSpec(trace=steps, on_end="end")).amount(2, 4) == 0
     assert link_trace(LinkSpec(trace=steps)).amount(2, 4) == 300
+    assert link_trace(LinkSpec(trace=steps, on_end="loop")).amount(2, 4) == 300
     # An offset beyond the end of a trace that ends: nothing is left.
     assert link_trace(LinkSpec(trace=steps, on_end="end", offset_s=5)).finish_s(0, 1) == float("inf")
+
+
+@pytest.mark.parametrize(("on_end", "amount"), [("hold", 400), ("end", 0), ("loop", 300)])
+def test_the_file_says_it_where_the_scenario_does_not(tmp_path, on_end, amount):
+    path = tmp_path / "short.csv"
+    write_trace(path, StoredTrace("bandwidth", RateTrace.from_samples([100, 200], 1.0, on_end)))
+    assert link_trace(LinkSpec(trace=str(path))).amount(2, 4) == amount
+    assert link_trace(LinkSpec(trace=str(path), on_end="loop")).amount(2, 4) == 300
+
+
+def test_a_loaded_scenario_holds_what_the_file_says(tmp_path):
+    path = tmp_path / "short.csv"
+    write_trace(path, StoredTrace("bandwidth", RateTrace.from_samples([100, 200], 1.0, "hold")))
+    link = {"trace": str(path), "up": {"trace": str(path)}}
+    loaded = load_scenario(changed(LOADING, link={"rate": None, **link}))
+    assert loaded.link.up is not None
+    assert (loaded.link.on_end, loaded.link.up.on_end) == ("hold", "hold")
+    assert load_scenario(changed(LOADING, link={"rate": None, **link, "on_end": "loop"})).link.on_end == "loop"
+    assert load_scenario("sparkv/laptop").link.on_end == "loop"
 
 
 def test_an_outage_beyond_what_can_be_unrolled_is_refused(tmp_path):

@@ -1,0 +1,134 @@
+"""A policy that a user sets applies to every system that has it; others run without, once, and it is said."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import ASSISTED, DECODING
+
+import kvferry
+from kvferry.analysis.search import load_search
+from kvferry.analysis.study import Study, load_study
+from kvferry.api.fidelity import study_in_both_worlds
+from kvferry.api.scenario import under_systems, under_variants
+from kvferry.pipelines.checks import names_in_use
+from kvferry.specs.errors import InputError
+from kvferry.specs.node import Place, node_of
+
+IDLE = "policies.group_tokens has no effect on vllm"
+SPACE = {"system": ["kvswap", "vllm"], "policies.group_tokens": [2, 4]}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def studied(settings: list[str] = [], **described: Any) -> Study:  # noqa: B006
+    Path("study.yaml").write_text(json.dumps({"base": DECODING, **described}))
+    return load_study("study.yaml", settings, names_in_use)
+
+
+def searched(space: Mapping[str, Any], **more: Any) -> str:
+    described = {"base": DECODING, "space": space, "objectives": ["throughput_tokens_per_s"], "points": 8, **more}
+    Path("search.yaml").write_text(json.dumps(described))
+    return "search.yaml"
+
+
+def test_a_sweep_runs_a_system_once_for_all_values_of_a_policy_that_it_does_not_have() -> None:
+    study = studied(axes=SPACE)
+    assert [(one.system, one.policy_values) for one in study.points] == [
+        ("kvswap", {"group_tokens": 2}),
+        ("kvswap", {"group_tokens": 4}),
+        ("vllm", {}),
+    ]
+    assert study.remarks == (IDLE,)
+
+
+def test_settings_of_a_sweep_are_the_same() -> None:
+    study = studied(["policies.group_tokens=4"], axes={"system": ["kvswap", "vllm"]})
+    assert [one.policy_values for one in study.points] == [{"group_tokens": 4}, {}]
+    assert study.remarks == (IDLE,)
+
+
+@pytest.mark.parametrize(
+    ("axis", "value"),
+    [
+        ("policies", {"assist": {"patience": "1 s"}}),
+        ("policies.assist", {"patience": "1 s"}),
+        ("policies.assist.patience", "1 s"),
+    ],
+)
+def test_so_are_parameters_of_roles(axis: str, value: Any) -> None:
+    study = studied(base=ASSISTED, axes={"system": ["pd-device", "device-only"], axis: [value]})
+    assert [one.system for one in study.points] == ["pd-device", "device-only"]
+    assert study.remarks == ("policies.assist.patience has no effect on device-only",)
+
+
+def test_a_role_without_effect_is_left_out_whole() -> None:
+    found = under_systems(ASSISTED, ["pd-device", "device-only"], ["policies.serving.slots=3"])
+    assert found.systems["device-only"].policy_values == {}
+    assert "policies.serving has no effect on device-only" in found.remarks
+
+
+def test_what_no_system_has_is_refused_once() -> None:
+    with pytest.raises(InputError, match="group_tokens: unknown key") as error:
+        studied(axes={"system": ["vllm"], "policies.group_tokens": [2, 4]})
+    assert str(error.value).count("unknown key") == 1
+    with pytest.raises(InputError, match="group_tokens: unknown key"):
+        load_search(searched({"system": ["vllm", "full-eager"], "policies.group_tokens": [2, 4]}), [], names_in_use)
+
+
+def test_a_fault_of_one_system_names_it() -> None:
+    with pytest.raises(InputError, match=r"policies.group_tokens: .* \(under kvswap\)$"):
+        studied(axes={"system": ["kvswap", "vllm"], "policies.group_tokens": [2, "x"]})
+
+
+def test_conditions_hold_for_values_without_effect_as_they_are_written() -> None:
+    axes = {"system": ["kvswap", "vllm"], "policies.selector": ["landmarks", "page-bounds"]}
+    for where in ("policies.selector == page-bounds", "policies.selector == page-bounds or system == kvswap"):
+        study = studied(axes=axes, where=[where])
+        assert [one.system for one in study.points] == ["kvswap"] * (1 + ("or" in where.split())) + ["vllm"]
+
+
+def test_variants_keep_what_they_say_and_share_what_is_set() -> None:
+    variants = {"Ours": {"system": "kvswap"}, "Full": {"system": "vllm"}}
+    study = studied(variants=variants, axes={"policies.group_tokens": [2, 4]})
+    assert study.labels == ("Ours", "Ours", "Full")
+    place = Place("here", None, Path())
+    nodes = {label: {"system": node_of(values["system"], place)} for label, values in variants.items()}
+    found = under_variants(DECODING, nodes, ["policies.group_tokens=4"])
+    assert found.remarks == (IDLE,)
+    with pytest.raises(InputError, match="group_tokens: unknown key"):
+        studied(variants={**variants, "Full": {"system": "vllm", "policies.group_tokens": 4}})
+
+
+def test_fidelity_of_a_study_tells_it() -> None:
+    studied(axes={"policies.group_tokens": [2, 4]})
+    found = study_in_both_worlds("study.yaml", ["kvswap", "vllm"])
+    assert [one.system for one in found.scenarios] == ["kvswap", "kvswap", "vllm"]
+    assert list(found.remarks) == [IDLE]
+    with pytest.raises(InputError, match="group_tokens: unknown key"):
+        study_in_both_worlds("study.yaml", ["vllm", "full-eager"])
+
+
+def test_a_search_runs_a_system_that_lacks_a_policy() -> None:
+    pytest.importorskip("optuna")
+    found = kvferry.search(searched(SPACE, sampler="random", seed=1), output="out", executor="in-process", plots=False)
+    assert {one.system for one in found.tried} == {"kvswap", "vllm"}
+    assert all(one.is_valid for one in found.tried)
+    assert {len(one.settings) for one in found.tried if one.system == "vllm"} == {1}, "its figures are of no group"
+    assert len(found.points) == 3
+    assert IDLE in found.remarks
+
+
+def test_a_point_that_is_not_valid_says_why_and_under_which_system() -> None:
+    pytest.importorskip("optuna")
+    space = {"system": ["kvswap", "vllm"], "policies.group_tokens": [2, "x"]}
+    found = kvferry.search(searched(space, sampler="random"), output="out", executor="in-process", plots=False)
+    first = next(one for one in found.tried if not one.is_valid)
+    (line,) = [line for line in found.remarks if "not a valid scenario" in line]
+    assert line.startswith(f"point {first.number} is not a valid scenario: search.yaml:1: policies.group_tokens: 'x'")
+    assert line.endswith("(under kvswap)")
