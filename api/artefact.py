@@ -14,6 +14,7 @@ from kvferry.analysis.study_plots import Drawn
 from kvferry.analysis.study_record import keys_in_order, read_provenance, recorded_study
 from kvferry.analysis.style import FORMATS, Print
 from kvferry.api import archive as artefact
+from kvferry.api.reach import check_points, check_text
 from kvferry.api.redraw import redraw
 from kvferry.api.sweep import sweep
 from kvferry.pipelines.checks import names_in_use
@@ -115,7 +116,9 @@ def check(
         raise InputError(f"{place}: brings code along, which a check would run: read {files}, then add --run-plugins")
     for path in plugins:
         use(path)
+    check_text(place)
     study = recorded_study(place, names_in_use)
+    check_points(place, study.points)
     swept = sweep(
         study, output=place / "rerun", jobs=jobs, plots=False, intervals=provenance.intervals, progress=progress
     )

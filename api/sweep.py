@@ -17,8 +17,10 @@ from kvferry.analysis.study import Study, load_study
 from kvferry.analysis.study_plots import marked
 from kvferry.analysis.study_record import recorded_point
 from kvferry.analysis.sweep import run_study
+from kvferry.api.archive import MANIFEST
 from kvferry.api.html import with_remarks
 from kvferry.api.intervals import INTERVALS
+from kvferry.api.reach import check_points, check_text
 from kvferry.api.result import Result, run
 from kvferry.api.scenario import Settings, overrides_of
 from kvferry.pipelines.checks import names_in_use
@@ -90,8 +92,14 @@ def study_of(source: str | Path, settings: Settings = (), *, is_whole: bool = Tr
 @naming_plugins()
 def point_of(folder: str | Path, key: str) -> tuple[str, Scenario]:
     """Returns the point of a sweep's folder whose key begins so, with its whole key: what ``run`` takes. Raises
-    InputError."""
-    return recorded_point(Path(folder), key, names_in_use)
+    InputError, also where an archive's study reaches beyond its folder."""
+    place = Path(folder)
+    if not (place / MANIFEST).is_file():
+        return recorded_point(place, key, names_in_use)
+    check_text(place)
+    whole, point = recorded_point(place, key, names_in_use)
+    check_points(place, [point])
+    return whole, point
 
 
 def sweep(

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import secrets
 import struct
 import tokenize
 import zipfile
@@ -57,12 +58,25 @@ def check_writable(path: Path, key: str) -> None:
         raise InputError(f"{key}: {path} is a folder; name a file")
     if path.exists() and not path.is_file():
         raise InputError(f"{key}: {path} is a device or a pipe; name a file")
-    unfinished = path.with_name(path.name + ".part")
+    # A name of its own, and never a file that lies there: whoever names a path may not cost anybody another file.
+    probe = path.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        unfinished.open("wb").close()
-        unfinished.unlink()
+        probe.open("xb").close()
+        probe.unlink()
     except OSError as error:
         raise InputError(f"{key}: {path} cannot be written: {error.strerror}") from None
+
+
+def check_replaced(path: Path, key: str, kind: str) -> None:
+    """Raise InputError, which names `key`, where a file would be lost that is no earlier recording of this kind."""
+    if not path.is_file():
+        return
+    try:
+        own = peek_arrays(path)[0] == kind
+    except InputError:
+        own = False
+    if not own:
+        raise InputError(f"{key}: {path} is no recording of {kind}, and would be lost; name another file")
 
 
 def packed_arrays(kind: str, **arrays: np.ndarray) -> bytes:

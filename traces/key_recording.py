@@ -8,6 +8,8 @@ import numpy as np
 from kvferry.specs.errors import InputError
 from kvferry.traces.arrays import load_arrays, save_arrays
 
+KIND = "decoded keys"
+
 
 @dataclass(frozen=True, eq=False)
 class KeyRecording:
@@ -55,9 +57,9 @@ class KeyRecording:
         return keys.astype(np.float32), queries.swapaxes(1, 2).astype(np.float32)
 
     def save(self, path: Path) -> None:
-        save_arrays(path, "decoded keys", keys=self.keys, queries=self.queries)
+        save_arrays(path, KIND, keys=self.keys, queries=self.queries)
 
     @classmethod
     def load(cls, path: Path) -> "KeyRecording":
         """Raises InputError when the file is no such recording."""
-        return load_arrays(path, "decoded keys", ("keys", "queries"), cls)
+        return load_arrays(path, KIND, ("keys", "queries"), cls)

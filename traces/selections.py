@@ -11,6 +11,8 @@ import numpy as np
 
 from kvferry.traces.arrays import load_arrays, save_arrays
 
+KIND = "selections"
+
 
 @dataclass(frozen=True, eq=False)
 class SelectionStream:
@@ -53,14 +55,14 @@ class SelectionStream:
         if self.ranked:
             raise ValueError("a file has no room for the order of ranked ids")
         scores = {} if self.scores is None else {"scores": self.scores}
-        save_arrays(path, "selections", ids=self.ids, groups=np.array(self.groups), **scores)
+        save_arrays(path, KIND, ids=self.ids, groups=np.array(self.groups), **scores)
 
     @classmethod
     def load(cls, path: Path) -> "SelectionStream":
         """Raises InputError when the file is not a selection stream."""
         return load_arrays(
             path,
-            "selections",
+            KIND,
             ("ids", "groups"),
             lambda ids, groups, scores=None: cls(ids, int(groups), scores=scores),
             optional=("scores",),

@@ -177,6 +177,30 @@ def test_selections_that_cannot_be_recorded_are_refused_before_the_model_is_load
     assert [path.name for path in tmp_path.iterdir() if path.name != "pipe"] == ["file"]
 
 
+@pytest.mark.parametrize("key", ["record_selections", "record_keys", "kv_file"])
+def test_a_file_of_the_users_is_not_replaced_by_what_a_scenario_names(tmp_path: Path, key: str) -> None:
+    """Also not the file beside it that a shorter name of a half-written one would hit."""
+    mine, beside = tmp_path / "notes", tmp_path / "notes.part"
+    mine.write_text("mine")
+    beside.write_text("mine, too")
+    described = changed(SCENARIO, live={key: str(mine)}, workload={"output": 2})
+    if key == "kv_file":
+        described = changed(described, policies={"placement": "storage", "group_tokens": 1})
+    with pytest.raises(InputError, match=f"live.{key}: {mine} is no.*would be lost; name another"):
+        run_scenario(load_scenario(described))
+    assert (mine.read_text(), beside.read_text()) == ("mine", "mine, too")
+
+
+def test_a_file_that_came_to_lie_there_in_mid_run_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "selections.npz"
+    run = run_scenario(recording(tmp_path, path), say=lambda what: None if path.exists() else _write(path))
+    assert "would be lost" in run.measured["not_recorded"] and path.read_text() == "mine"
+
+
+def _write(path: Path) -> None:
+    path.write_text("mine")
+
+
 @pytest.mark.parametrize("output", [2, 1], ids=["no file can be written there", "nothing selected"])
 def test_a_run_whose_selections_cannot_be_written_is_kept(tmp_path: Path, output: int) -> None:
     path = tmp_path / "selections.npz"

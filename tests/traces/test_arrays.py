@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.arrays import FORMAT, VERSION, load_arrays, packed_arrays, peek_arrays, save_arrays
+from kvferry.traces.arrays import (
+    FORMAT,
+    VERSION,
+    check_replaced,
+    check_writable,
+    load_arrays,
+    packed_arrays,
+    peek_arrays,
+    save_arrays,
+)
 
 TAG = np.array(json.dumps({"format": FORMAT, "version": VERSION, "kind": "keys"}))
 
@@ -98,3 +107,23 @@ def test_the_same_arrays_are_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert load_arrays(tmp_path / "a", "keys", ["vectors"], np.sum) == 3
     assert peek_arrays(tmp_path / "a") == ("keys", {"vectors": "int64[3]"})
+
+
+def test_only_an_earlier_recording_of_the_kind_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    check_replaced(path, "key", "keys")
+    save_arrays(path, "keys", vectors=np.zeros(3))
+    check_replaced(path, "key", "keys")
+    with pytest.raises(InputError, match=r"key: .*x\.npz is no recording of selections, and would be lost"):
+        check_replaced(path, "key", "selections")
+    for foreign in (b"", b"mine", b"PK\3\4"):
+        path.write_bytes(foreign)
+        with pytest.raises(InputError, match=r"x\.npz is no recording of keys"):
+            check_replaced(path, "key", "keys")
+
+
+def test_a_look_whether_a_file_can_be_written_leaves_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "x.npz.part").write_text("mine")
+    check_writable(tmp_path / "x.npz", "key")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz.part"]
+    assert (tmp_path / "x.npz.part").read_text() == "mine"

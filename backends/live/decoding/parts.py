@@ -29,9 +29,14 @@ from kvferry.backends.world import Inputs, Say
 from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.arrays import check_writable
+from kvferry.traces.arrays import check_replaced, check_writable
 from kvferry.traces.cluster_answers import RecordedClusters
+from kvferry.traces.key_recording import KIND as KEYS
+from kvferry.traces.selections import KIND as SELECTIONS
 from kvferry.traces.selections import SelectionStream
+
+# What the file of each key holds.
+_KINDS = {"record_selections": SELECTIONS, "record_keys": KEYS}
 
 
 class PagedParts(MachineParts):
@@ -119,6 +124,8 @@ class StoredKvParts(MachineParts):
     def _written(self, what: str, path: str, write: Callable[[Path], None]) -> str | None:
         """Write what was recorded. A failure does not lose the run: it is said, and returned."""
         try:
+            # Once more: a file may have come to lie there since the run began.
+            check_replaced(Path(path), f"live.record_{what}", _KINDS[f"record_{what}"])
             write(Path(path))
         except KvferryError as error:
             why = str(error) if isinstance(error, InputError) else f"live.record_{what}: {error}"
@@ -179,7 +186,8 @@ def check(scenario: Scenario) -> None:
         raise InputError("load: backend torch runs beside whatever this machine does; leave load out")
     if scenario.decode.workload.selections is not None:
         raise InputError("workload.selections: backend torch selects with the model itself; leave selections out")
-    for key in ("record_selections", "record_keys"):
+    for key in _KINDS:
         path = getattr(scenario.decode.live, key)
         if path is not None:
+            check_replaced(Path(path), f"live.{key}", _KINDS[key])
             check_writable(Path(path), f"live.{key}")
