@@ -24,6 +24,7 @@ from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.pipelines.decoding.updates import renew, staying, write
 from kvferry.policies.decode.tending import Regroup, Tending, clusters_of
 from kvferry.policies.decode.upkeep import Learned, Update
+from kvferry.specs.tier import Tier
 
 
 class Attend:
@@ -80,14 +81,14 @@ class PassOn:
     worker: Worker = "processor"
 
     @staticmethod
-    def op(plan: DecodePlan, layer: int | None = None) -> FeedForward:
-        return FeedForward(plan.sequences, layer, captured=bool(plan.roles.attention.captured))
+    def op(plan: DecodePlan, tier: Tier, layer: int | None = None) -> FeedForward:
+        return FeedForward(plan.sequences, layer, captured=plan.roles.captured(tier))
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        return now.machine.submit(self.op(now.plan, layer), after=after)
+        return now.machine.submit(self.op(now.plan, now.tiers[layer], layer), after=after)
 
     def parts(self, prices: Prices) -> Parts:
-        return prices.work(self.op(prices.plan))
+        return prices.work(self.op(prices.plan, prices.tier))
 
 
 class ProjectQueries:
@@ -205,14 +206,14 @@ class PassOnRest:
     worker: Worker = "processor"
 
     @staticmethod
-    def op(plan: DecodePlan, layer: int | None = None) -> RestOfLayer:
-        return RestOfLayer(plan.sequences, layer, captured=bool(plan.roles.attention.captured))
+    def op(plan: DecodePlan, tier: Tier, layer: int | None = None) -> RestOfLayer:
+        return RestOfLayer(plan.sequences, layer, captured=plan.roles.captured(tier))
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        return now.machine.submit(self.op(now.plan, layer), after=after)
+        return now.machine.submit(self.op(now.plan, now.tiers[layer], layer), after=after)
 
     def parts(self, prices: Prices) -> Parts:
-        return prices.work(self.op(prices.plan))
+        return prices.work(self.op(prices.plan, prices.tier))
 
 
 class NextToken:

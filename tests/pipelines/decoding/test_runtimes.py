@@ -23,6 +23,14 @@ BY_HAND = RuntimeSpec(
 )  # fmt: skip
 
 
+# Beside the processor's memory there is the host's.
+TWO_MEMORIES = {
+    "extends": "rtx-5080-laptop",
+    "storage": DECODING["device"]["storage"],
+    "memory": {"copy_bytes_per_s": "1 GB/s", "host_capacity_bytes": "1 GB"},
+}
+
+
 def kvswap(**changes: str) -> Scenario:
     return load_scenario("kvswap/throughput", [f"{key.replace('__', '.')}={value}" for key, value in changes.items()])
 
@@ -106,6 +114,39 @@ def test_what_it_might_be_are_the_ends_of_what_is_known() -> None:
         assert all(
             low <= one <= high for low, one, high in zip(costs["ideal"], cost, costs["kvswap-prototype"], strict=True)
         )
+
+
+def tpot_s(system: str, placement: Any, layer_s: float) -> float:
+    """Seconds per token on a runtime that takes this for each layer that is launched kernel by kernel."""
+    spec = RuntimeSpec(name="drawn", layer_s=layer_s, sources={})
+    policies = {"placement": placement, **({} if system == "vllm" else {"selected_tokens": 80})}
+    scenario = load_scenario(changed(DECODING, device=TWO_MEMORIES, system=system, policies=policies, budget={}))
+    return 1 / tokens_per_s(scenario.model_copy(update={"runtime": spec}))
+
+
+@pytest.mark.parametrize(
+    ("system", "placement", "launched"),
+    [
+        # Reads of a layer wait for its choice, and computing for its reads: no graph holds both.
+        ("quest", "storage", 1.0),
+        # Copies wait for the choice just so.
+        ("quest", "host", 1.0),
+        # No file is read in a graph, though what is read is known beforehand; copies of all there is are captured.
+        ("vllm", "storage", 1.0),
+        ("vllm", "host", 0.0),
+        # What is chosen before the pass is copied within it.
+        ("specontext", "host", 0.0),
+        ("specontext", "storage", 1.0),
+        ("quest", "device", 0.0),
+    ],
+)
+def test_layers_that_wait_for_the_host_are_launched_by_themselves_by_hand(
+    system: str, placement: Any, launched: float
+) -> None:
+    layers = kvswap(model="tiny").model.layers
+    more_s = tpot_s(system, placement, 1.0) - tpot_s(system, placement, 0.0)
+    # Reads ahead take no time beside it.
+    assert more_s == pytest.approx(launched * layers, rel=0.01, abs=1e-9)
 
 
 def tokens_per_s(scenario: Scenario) -> float:
