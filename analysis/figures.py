@@ -340,6 +340,8 @@ COMPARED_SESSIONS = (
     "ttft_s",
     "ttft_p95_s",
     "tpot_s",
+    "attended_tokens",
+    "attention_mass",
     "found_in_memory_share",
     "found_on_flash_share",
     "found_in_cloud_share",

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tiny import DECODING, changed
 
 from kvferry.machine.ops import Bookkeep, FeedForward
+from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.decoding.runtimes import known_runtimes, on_runtime, others, runtime_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.run import run_scenario
@@ -101,6 +102,27 @@ def test_a_profile_that_says_what_software_takes_has_no_other_runtime() -> None:
     assert not others(measured)
     # A whole step that is launched at once, from KV in memory, manages nothing.
     assert runtime_of(kvswap(system="vllm", device="jetson-agx-orin-64gb")) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "assumed"),
+    [
+        (["system=kvswap-on-flash"], "kvswap-prototype", True),
+        (["system=kvswap-on-flash", "runtime=ideal"], "ideal", False),
+        # Fitted on rows of the system that answers, whatever the session's own is called.
+        (["system=kvswap-on-flash", "device=jetson-agx-orin-kvswap"], "kvswap-prototype", False),
+        (["policies.decode=full-flash"], "specontext-prototype", True),
+        (["policies.decode=vllm"], None, None),
+    ],
+)
+def test_a_session_runs_on_that_of_the_system_that_answers(
+    settings: list[str], name: str | None, assumed: bool | None
+) -> None:
+    scenario = load_scenario("session/day", settings)
+    check_names(scenario)
+    found = runtime_of(scenario)
+    assert (found and found.spec.name, found and found.assumed) == (name, assumed)
+    assert [one.runtime.name for one in others(scenario) if one.runtime][:1] == (["ideal"] if assumed else [])
 
 
 def test_what_it_might_be_are_the_ends_of_what_is_known() -> None:
