@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvferry.analysis.arrow_columns import real, text, whole
+from kvferry.analysis.assisted import energy_with_cloud
 from kvferry.pipelines.record import Run, TurnRecord
 from kvferry.specs.storage import StorageSpec
 
@@ -44,7 +45,8 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     is there, and until the rest is read. ``said_by_cloud_share``: of answers' tokens, those of a cloud that helps.
     ``attended_...``, ``attention_...``: as of decoding, over the tokens of all answers.
     ``kept_written_bytes``: written to flash between turns. ``flash_written_per_day_bytes``: by all, and
-    ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``."""
+    ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``: of the device.
+    ``cloud_energy_j``, ``total_energy_j``: with a cloud that helps, as of devices."""
     turns = run.sessions.turns if run.sessions is not None else ()
     if not turns:
         return {}
@@ -73,6 +75,8 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     found |= _attention(turns)
     if said := sum(turn.said_by_cloud for turn in turns):
         found["said_by_cloud_share"] = said / sum(turn.output for turn in turns)
+    if run.machines:
+        found |= energy_with_cloud(run, run.energy_j, len(turns))
     found["kept_written_bytes"] = sum(turn.written_bytes for turn in turns)
     if run.duration_s:
         written_bytes = run.tally.bytes_of("storage", "Write")
