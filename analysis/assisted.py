@@ -1,5 +1,7 @@
 """What helping devices came to: figures of requests, of the devices' own prefill, and of the cloud."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from kvferry.pipelines.record import Assisted, Run
@@ -30,13 +32,17 @@ def fleet_metrics(run: Run, assisted: Assisted, main_processor: str) -> dict[str
     ):  # fmt: skip
         if f"{DEVICES}/{resource}" in tally.occupied:
             found[key] = tally.bytes_of(resource, label) + tally.bytes_of(f"{DEVICES}/{resource}", label)
-    if assisted.energy_j:
-        of_cloud_j = sum(sum(machine.energy_j.values()) for machine in run.machines.values())
-        n = len(columns["arrival_s"])
-        found["total_energy_j"] = (sum(assisted.energy_j.values()) + of_cloud_j) / n
-        if run.machines:
-            found["cloud_energy_j"] = of_cloud_j / n
-    return found
+    return found | energy_with_cloud(run, assisted.energy_j, len(columns["arrival_s"]))
+
+
+def energy_with_cloud(run: Run, of_devices_j: Mapping[str, float], requests: int) -> dict[str, float]:
+    """Returns the energy of the machines of the cloud over the run, if there are any, and that with devices' own, by
+    component, per request. Empty where no meter counts these."""
+    if not of_devices_j:
+        return {}
+    of_cloud_j = sum(sum(machine.energy_j.values()) for machine in run.machines.values())
+    found = {"total_energy_j": (sum(of_devices_j.values()) + of_cloud_j) / requests}
+    return found | ({"cloud_energy_j": of_cloud_j / requests} if run.machines else {})
 
 
 def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float]:

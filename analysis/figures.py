@@ -340,11 +340,15 @@ COMPARED_SESSIONS = (
     "ttft_s",
     "ttft_p95_s",
     "tpot_s",
+    "attended_tokens",
+    "attention_mass",
     "found_in_memory_share",
     "found_on_flash_share",
     "found_in_cloud_share",
     "computed_share",
+    "total_energy_j",
     "energy_j",
+    "cloud_energy_j",
     "write_bytes",
     "flash_life_years",
     "link_bytes",
@@ -368,8 +372,8 @@ def less_is_better(metric: str) -> bool | None:
 
 def label_of(key: str, of_devices: bool) -> str:
     """Returns a metric's name in tables and on axes. `of_devices`: devices have a cloud, whose energy is apart."""
-    if key == "energy_j" and of_devices:
-        return "devices' energy/request"
+    if key in ("energy_j", "day_energy_j") and of_devices:
+        return f"devices' {FIGURES[key].label}"
     if key == "memory_peak_bytes" and of_devices:
         return "memory peak of one device"
     return FIGURES[key].label if key in FIGURES else key

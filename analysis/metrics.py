@@ -71,6 +71,7 @@ def metrics_of(
       ``energy_j``: the run's energy, idle time between requests included, over its requests; and the parts
       that it sums, ``energy_<component>_j``: of the device alone, or of devices with a cloud while they had a request.
       ``cloud_energy_j``: of the cloud's machines over the whole run, over its requests; ``total_energy_j``: of both.
+      So are those of a session with a cloud that helps.
     Machine:
       ``memory_peak_bytes``, ``kv_memory_peak_bytes`` (and its parts ``kv_metadata_bytes`` and ``kv_buffer_bytes`` of a
       batch whose KV is on storage: reserved where it is simulated, measured where not); ``link_bytes``,

@@ -56,9 +56,9 @@ def footnotes(systems: Mapping[str, Metrics]) -> list[str]:
         )
         selected = [one["attended_tokens"] for one in systems.values() if _is_sparse(one)]
         if max(selected) > _AS_MANY_TOKENS * min(selected):
-            lines.append(
-                f"{MARK} of these some attend to more tokens than others; --equal-tokens N gives all the same number"
-            )
+            # A session's part that decodes is told by itself how many.
+            how = "policies.decode.selected_tokens=N" if "computed_share" in sparse[0] else "--equal-tokens N"
+            lines.append(f"{MARK} of these some attend to more tokens than others; {how} gives all the same number")
     return lines
 
 

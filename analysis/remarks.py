@@ -96,7 +96,7 @@ def why_no_energy(scenario: Scenario, run: Run) -> str | None:
 
 def why_no_cloud_energy(scenario: Scenario, run: Run) -> str | None:
     """Why the energy of the cloud of devices cannot be given; None where it can, or where none is asked for."""
-    if run.assisted is None or scenario.backend != "sim":
+    if (run.assisted is None and run.sessions is None) or scenario.backend != "sim":
         return None
     missing = {
         machine.device.name: unpowered(machine.device, run, [f"{one}/" for one in machine.instances(name)])

@@ -79,10 +79,15 @@ def whole_name(metric: str, scenarios: Iterable[Scenario]) -> str:
     return rates.get(measured.pop() or "", metric)
 
 
+def has_cloud(scenarios: Iterable[Scenario]) -> bool:
+    """Returns whether figures may be of devices with a cloud, whose energy is apart."""
+    return any(one.workload.kind == "assist" or one.machines for one in scenarios)
+
+
 def _picture(search: Search, tried: Sequence[Tried], result: dict[str, Any]) -> Any:
     metrics = [objective.metric for objective in search.spec.objectives]
     scenarios = [scenario for one in tried for scenario in one.scenarios.values()]
-    of_devices = any(scenario.workload.kind == "assist" for scenario in scenarios)
+    of_devices = has_cloud(scenarios)
     axes = [axis_of(one, one, False, of_devices=of_devices, figure=whole_name(one, scenarios)) for one in metrics]
     title = search.name + devices_of(scenarios)
     solutions, front, lower = _solutions(search, tried)

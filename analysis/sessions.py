@@ -1,11 +1,12 @@
 """Figures of conversations whose KV lives on: where contexts came from, what turns waited for, what flash takes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvferry.analysis.arrow_columns import real, text, whole
+from kvferry.analysis.assisted import energy_with_cloud
 from kvferry.pipelines.record import Run, TurnRecord
 from kvferry.specs.storage import StorageSpec
 
@@ -42,8 +43,10 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     ``answer_s``: from a question to the last token of its answer, mean. ``queue_s``, ``context_s``, ``question_s``:
     parts of a turn's wait for its first token, means: until the device turns to it, until what is known of its prompt
     is there, and until the rest is read. ``said_by_cloud_share``: of answers' tokens, those of a cloud that helps.
+    ``attended_...``, ``attention_...``: as of decoding, over the tokens of all answers.
     ``kept_written_bytes``: written to flash between turns. ``flash_written_per_day_bytes``: by all, and
-    ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``."""
+    ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``: of the device.
+    ``cloud_energy_j``, ``total_energy_j``: with a cloud that helps, as of devices."""
     turns = run.sessions.turns if run.sessions is not None else ()
     if not turns:
         return {}
@@ -69,8 +72,11 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     found["queue_s"] = float(np.mean([turn.began_s - turn.arrival_s for turn in turns]))
     found["context_s"] = float(np.mean([turn.got_s - turn.began_s for turn in turns]))
     found["question_s"] = float(np.mean([turn.first_token_s - turn.got_s for turn in turns]))
+    found |= _attention(turns)
     if said := sum(turn.said_by_cloud for turn in turns):
         found["said_by_cloud_share"] = said / sum(turn.output for turn in turns)
+    if run.machines:
+        found |= energy_with_cloud(run, run.energy_j, len(turns))
     found["kept_written_bytes"] = sum(turn.written_bytes for turn in turns)
     if run.duration_s:
         written_bytes = run.tally.bytes_of("storage", "Write")
@@ -81,6 +87,22 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
         if run.energy_j:
             found["day_energy_j"] = sum(run.energy_j.values()) / run.duration_s * _DAY_S
     return found
+
+
+def _attention(turns: Sequence[TurnRecord]) -> dict[str, float]:
+    """Returns the mean number of tokens that attention takes in, over all tokens behind turns' first ones, and the
+    attention mass on them where it is known of every turn."""
+    told = [(turn.output - 1, turn.attention) for turn in turns if turn.attention is not None]
+    if not told:
+        return {}
+    steps = sum(n for n, _ in told)
+    tokens, of = (sum(n * getattr(one, key) for n, one in told) / steps for key in ("tokens", "of"))
+    found = {"attended_tokens": tokens, "attended_share": tokens / of}
+    masses = [(n, one.mass) for n, one in told if one.mass is not None]
+    if len(masses) < len(told):
+        return found
+    mean, spread = (sum(n * mass[part] for n, mass in masses) / steps for part in (0, 1))
+    return found | {"attention_mass": mean} | ({"attention_mass_spread": spread} if tokens < of else {})
 
 
 def turns_columns(turns: tuple[TurnRecord, ...]) -> Mapping[str, Any]:

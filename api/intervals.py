@@ -80,14 +80,11 @@ class _Again:
             self._not_known["devices and cloud"] = "nothing says how far their figures are off together"
         else:
             prefill = self._prefill()
-            if kind == "session" and self._away is not None:
-                self._not_known["decoding"] = (
-                    f"{self._away} keeps KV elsewhere, and what software takes for it is assumed"
-                )
-            elif kind in ("decode", "session"):
+            if kind in ("decode", "session"):
                 self._decoding(prefill)
-        if kind == "decode":
+        if kind in ("decode", "session"):
             self._runtime(prefill)
+        if kind == "decode" or (kind == "session" and self._reads):
             if "runs" not in self._evidence and self._own.get("read_bytes"):
                 self._path("storage", "errors of its profile are not known")
             if "runs" not in self._evidence and self._offload is not None and self._offload.spec.to == "host":
@@ -118,14 +115,14 @@ class _Again:
         return spread is not None
 
     @property
-    def _away(self) -> str | None:
-        """The decode system of a session that keeps KV outside the processor's memory; None: it does not."""
+    def _reads(self) -> bool:
+        """Whether a session decodes from KV on storage."""
         scenario = self._scenario
         # Imported for a session: other runs start without decoding.
         from kvferry.sessions.systems import SESSION_SYSTEMS
 
         system = SESSION_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
-        return None if system.decoding.roles.all_in_memory else system.decode
+        return system.decoding.roles.placement.away == "storage"
 
     @property
     def _step(self) -> DecodeStep:

@@ -82,7 +82,7 @@ def search(
 
 def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios: Sequence[Scenario]) -> None:
     from kvferry.analysis.figures import label_of
-    from kvferry.analysis.search_result import whole_name
+    from kvferry.analysis.search_result import has_cloud, whole_name
     from kvferry.cli.table import print_table
 
     what = ", ".join(f"{n:,} {reason}" for reason, n in result["others"].items())
@@ -95,8 +95,8 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios:
         return
     metrics = [objective["metric"] for objective in result["objectives"]]
     metrics += [metric for metric in front[0]["figures"] if metric not in metrics]
-    of_devices = any(one.workload.kind == "assist" for one in scenarios)
-    labels = [label_of(whole_name(metric, scenarios), of_devices) for metric in metrics]
+    with_cloud = has_cloud(scenarios)
+    labels = [label_of(whole_name(metric, scenarios), with_cloud) for metric in metrics]
     settings = ["point", *dict.fromkeys(key for one in front for key in one["settings"])]
     title = "Pareto front" if len(result["objectives"]) > 1 else "Best"
     print_table(

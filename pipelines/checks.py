@@ -58,7 +58,7 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
             at = ("policies",) if of_all else ("system_policies", scenario.system)
             yield replace(fault, key=(*at, *fault.key))
     yield from _of_other_systems(scenario)
-    if scenario.runtime is not None and scenario.workload.kind != "decode":
+    if scenario.runtime is not None and scenario.workload.kind not in ("decode", "session"):
         what = f"is of decoding from KV elsewhere than in memory, {scenario.workload.kind} has none; leave it out"
         yield Complaint(("runtime",), what, at_key=True)
     if not kind.of_many_machines(scenario):

@@ -148,6 +148,16 @@ class Assisted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TurnAttention:
+    """What attention takes in for a token of an answer, in the mean over those behind the first: ``tokens`` of ``of``
+    that there are by then, and the ``mass`` on them as measured for the selector; None: it is not known."""
+
+    tokens: float
+    of: float
+    mass: AttentionMass | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TurnRecord:
     """One turn of a conversation that was answered; times on the run's clock. Tokens of its prompt by where their KV
     came from: ``from_memory``, ``from_flash``, ``from_cloud``, whether streamed or computed there, and ``computed``,
@@ -176,6 +186,8 @@ class TurnRecord:
     units_read: int = 0
     read: float = 0.0
     streamed: float = 0.0
+    # None: its answer has a single token.
+    attention: TurnAttention | None = None
     # Tokens of its answer that came from a cloud which helped with it.
     said_by_cloud: int = 0
     # Written behind it by what is kept; and bytes of the link.

@@ -5,7 +5,7 @@ blocks that lie elsewhere: the flows of ``pipelines/decoding`` with a prompt of 
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -17,13 +17,17 @@ from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.budget import most_kv, workspace
-from kvferry.pipelines.decoding.decode import LockStepDecode
+from kvferry.pipelines.decoding.decode import DecodeRecord, LockStepDecode
+from kvferry.pipelines.decoding.notes import DRAWN, draws_selections
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.quality import attention_mass_in
 from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.pipelines.decoding.warming import warms_up
 from kvferry.pipelines.decoding.workload import half_of, middle_of, plan_for
+from kvferry.pipelines.record import TurnAttention
 from kvferry.policies.decode.attention_kernel import AttentionKernel
+from kvferry.policies.decode.attention_mass import AttentionMass
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.sizes import Known
@@ -66,12 +70,25 @@ class Answered:
 
     token_times_s: list[float] = field(default_factory=list)
     came: int = 0
+    attention: TurnAttention | None = None
+
+
+def attends_to_all(ask: Ask) -> TurnAttention | None:
+    """Returns what attention takes in for an answer all of whose KV is in memory: the prompt, and half of the answer in
+    the mean."""
+    tokens = ask.prompt + ask.output / 2
+    return TurnAttention(tokens=tokens, of=tokens, mass=AttentionMass(1.0, 0.0)) if ask.output > 1 else None
 
 
 class AnswerStage(Protocol):
     """``works_on``: where KV lies while it decodes, in which layout it is kept there."""
 
     works_on: Literal["memory", "flash"]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Returns what a reader of its figures should know."""
+        ...
 
     def flash_bytes(self, tokens: int) -> float:
         """Returns what the KV of this many tokens takes on flash, in this stage's layout."""
@@ -153,6 +170,16 @@ class Sampling:
         return middle_of(self.output - 1, self.steps - 1)
 
 
+def _attention(plan: DecodePlan, record: DecodeRecord) -> TurnAttention | None:
+    """Returns what attention took in over the tokens that were really decoded."""
+    if not record.attentions:
+        return None
+    mass = attention_mass_in(plan, record.attended / record.attendable)
+    return TurnAttention(
+        tokens=record.attended / record.attentions, of=record.attendable / record.attentions, mass=mass
+    )
+
+
 class _Outline:
     """Notes what the device does in the second half of what is decoded, and lets the rest go on like it."""
 
@@ -183,6 +210,7 @@ class InMemory:
     """All KV is in memory while a turn decodes, attended to by the system's kernel."""
 
     works_on: Literal["memory", "flash"] = "memory"
+    notes: Sequence[str] = ()
 
     def __init__(self, scenario: Scenario, name: str, roles: Roles) -> None:
         self._scenario, self._name, self._roles, self.kernel = scenario, name, roles, roles.attention
@@ -219,6 +247,7 @@ class InMemory:
             yield machine.submit(step, request=ask.number)
             outline.on_token()
         yield from outline.rest()
+        answered.attention = attends_to_all(ask)
         for lease in leases:
             lease.release()
 
@@ -234,6 +263,7 @@ class InBlocks:
         self._slots: dict[int, int] = {}
         away = system.roles.placement.away
         self.works_on: Literal["memory", "flash"] = "flash" if away == "storage" else "memory"
+        self.notes: Sequence[str] = ()
 
     def flash_bytes(self, tokens: int) -> float:
         plan = self._some_plan
@@ -296,6 +326,9 @@ class InBlocks:
         decode = LockStepDecode(own.machine, plan, lambda tokens: outline.on_token(), own.foresight, own.keys)
         yield from decode.run_parts([(sampling.skipped, sampling.steps - 1)])
         yield from outline.rest()
+        answered.attention = _attention(plan, decode.record)
+        if own.keys is None and draws_selections(plan):
+            self.notes = (DRAWN,)
         decode.now.release()
         for lease in leases:
             lease.release()

@@ -1,5 +1,6 @@
 """A cloud that helps with what is new in a turn, as a stage of it: P/D-Device's roles behind KV that both have."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from kvferry.backends.world import World
@@ -13,7 +14,7 @@ from kvferry.pipelines.assist.roles import Roles, promise, serve
 from kvferry.pipelines.assist.systems import AssistSystem
 from kvferry.policies.assist.fallback import Fallback
 from kvferry.policies.assist.optimiser import Setting
-from kvferry.sessions.answering import Answered, Ask, InMemory, Process, leased, read_prompt
+from kvferry.sessions.answering import Answered, Ask, InMemory, Process, attends_to_all, leased, read_prompt
 from kvferry.specs.assist import MOST_ASSISTED_TOKENS, AssistBudget, AssistLive, AssistSpec
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
@@ -39,6 +40,7 @@ class Assisted:
     which reads all of it and decodes through them. What the turn leaves is whole."""
 
     works_on: Literal["memory", "flash"] = "memory"
+    notes: Sequence[str] = ()
 
     def __init__(self, scenario: Scenario, system: AssistSystem, alone: InMemory, longest: Turn) -> None:
         self._alone, self._system, self._link = alone, system, scenario.link
@@ -74,7 +76,7 @@ class Assisted:
         serve(self._cloud, world.machine, story)
         yield from self._device.helped(world.machine, story)
         answered.token_times_s += story.shown_s.tolist()
-        answered.came = story.came
+        answered.came, answered.attention = story.came, attends_to_all(ask)
         for lease in leases:
             lease.release()
 

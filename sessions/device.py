@@ -126,6 +126,7 @@ class SessionDevice:
             units_streamed=0 if load is None else load.units_streamed,
             units_computed=0 if load is None else load.units_computed,
             units_read=0 if load is None else load.units_read,
+            attention=answered.attention,
             said_by_cloud=answered.came,
             **self._brought(found, load),
             streamed_bytes=0.0 if load is None else load.streamed_bytes,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from kvferry.pipelines.assist.estimates import window_of
 from kvferry.pipelines.assist.roles import BOTH, DECODE, PREFILL
 from kvferry.pipelines.assist.systems import AssistSystem
+from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.policies.decode.blocking import ValueGroups
 from kvferry.scenarios.resolve import Complaint
@@ -77,7 +78,9 @@ def _assist_faults(scenario: Scenario, system: SessionSystem, assisting: AssistS
 
 
 def without_effect(scenario: Scenario, system: SessionSystem) -> Iterator[str]:
-    """Yields what a scenario says of places where its system keeps nothing."""
+    """Yields what a scenario says of places where its system keeps nothing, and of software that it does not have."""
     for place in ("memory", "flash"):
         if getattr(scenario.session.budget, f"kept_{place}_bytes") is not None and place not in system.places:
             yield f"budget.kept_{place} has no effect: keep is {system.keep}"
+    if scenario.runtime is not None and runtime_of(scenario) is None:
+        yield f"runtime has no effect: {system.decode} decodes from KV in memory, whole steps at once"

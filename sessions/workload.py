@@ -134,9 +134,8 @@ class SessionFlow:
             for one in told
         ]
         turns: tuple[TurnRecord, ...] = tuple(one.record for one in told)
-        return Left(
-            requests=requests, sessions=Sessions(turns=turns), notes=tuple(without_effect(self._scenario, self._system))
-        )
+        notes = (*without_effect(self._scenario, self._system), *self._stage.notes)
+        return Left(requests=requests, sessions=Sessions(turns=turns), notes=notes)
 
     def kept(self) -> str:
         return f"{len(self._told):,} of {len(self._turns):,} turns"

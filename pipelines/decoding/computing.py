@@ -25,6 +25,7 @@ from kvferry.pipelines.decoding.updates import renew, staying, write
 from kvferry.policies.decode.kept_clusters import Maintenance, Regroup, clusters_of
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.upkeep import Learned, Update
+from kvferry.specs.tier import Tier
 
 
 class Attend:
@@ -81,14 +82,14 @@ class PassOn:
     worker: Worker = "processor"
 
     @staticmethod
-    def op(plan: DecodePlan, layer: int | None = None) -> FeedForward:
-        return FeedForward(plan.sequences, layer, captured=bool(plan.roles.attention.captured))
+    def op(plan: DecodePlan, tier: Tier, layer: int | None = None) -> FeedForward:
+        return FeedForward(plan.sequences, layer, captured=plan.roles.captured(tier))
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        return now.machine.submit(self.op(now.plan, layer), after=after)
+        return now.machine.submit(self.op(now.plan, now.tiers[layer], layer), after=after)
 
     def parts(self, prices: Prices) -> Parts:
-        return prices.work(self.op(prices.plan))
+        return prices.work(self.op(prices.plan, prices.tier))
 
 
 class ProjectQueries:
@@ -205,14 +206,14 @@ class PassOnRest:
     worker: Worker = "processor"
 
     @staticmethod
-    def op(plan: DecodePlan, layer: int | None = None) -> RestOfLayer:
-        return RestOfLayer(plan.sequences, layer, captured=bool(plan.roles.attention.captured))
+    def op(plan: DecodePlan, tier: Tier, layer: int | None = None) -> RestOfLayer:
+        return RestOfLayer(plan.sequences, layer, captured=plan.roles.captured(tier))
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        return now.machine.submit(self.op(now.plan, layer), after=after)
+        return now.machine.submit(self.op(now.plan, now.tiers[layer], layer), after=after)
 
     def parts(self, prices: Prices) -> Parts:
-        return prices.work(self.op(prices.plan))
+        return prices.work(self.op(prices.plan, prices.tier))
 
 
 class NextToken:

@@ -126,7 +126,7 @@ class Delays:
         and passes on."""
         prices = _Prices(self, plan, "storage")
         attended = plan.roles.selector.wanted_tokens(plan.most_tokens) + 1
-        ops = Attend.op(plan, attended), PassOnRest.op(plan)
+        ops = Attend.op(plan, attended), PassOnRest.op(plan, prices.tier)
         window_s = sum(part.seconds for op in ops for part in prices.work(op))
         unit = plan.layout.alignment_bytes
         short_s, long_s = (

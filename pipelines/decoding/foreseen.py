@@ -166,7 +166,7 @@ class ForeseenSteps:
             "select": ChooseBlocks.op(plan, stored, now.step, 0),
             "look_up": LookUp.op(plan),
             "attend": Attend.op(plan, attended),
-            "feed_forward": PassOn.op(plan),
+            "feed_forward": PassOn.op(plan, "storage"),
             "next_token": NextToken.op(plan),
         }
         if "rebuild" in self._kinds:

@@ -15,6 +15,9 @@ from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
 
+# Said where selections do not come from keys.
+DRAWN = "selections are generated and do not depend on this selector"
+
 
 def notes_on(
     scenario: Scenario, plan: DecodePlan, runtime: RuntimeSpec | None, shortcuts: Shortcuts, filled: float
@@ -31,13 +34,17 @@ def notes_on(
     yield from _narrow_keys(plan)
     yield from _idle_share(scenario, plan)
     yield from _still_filling(scenario, plan, filled)
-    index, chosen = plan.keys.index, plan.choice.selected is not None
     given = shortcuts.keys is not None or scenario.decode.workload.selections is not None
-    if chosen and not (index is not None and index.clusters) and shortcuts.may_skip and not given:
-        what = "selections are generated and do not depend on this selector"
-        yield f"{what}; workload.selections replays a recording"
-    if chosen and plan.roles.selector.wanted_tokens(1) >= plan.most_tokens:
+    if shortcuts.may_skip and draws_selections(plan) and not given:
+        yield f"{DRAWN}; workload.selections replays a recording"
+    if plan.choice.selected is not None and plan.roles.selector.wanted_tokens(1) >= plan.most_tokens:
         yield f"nothing is left out: {plan.context + plan.output:,} tokens are no more than what is selected"
+
+
+def draws_selections(plan: DecodePlan) -> bool:
+    """Returns whether what is chosen is drawn in the modelled world, where no keys are scored."""
+    index = plan.keys.index
+    return plan.choice.selected is not None and not (index is not None and index.clusters)
 
 
 def _narrow_keys(plan: DecodePlan) -> Iterator[str]:

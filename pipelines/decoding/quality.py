@@ -4,6 +4,7 @@ import math
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.systems import ROLES, DecodeSystem
 from kvferry.policies.decode.attention_mass import AttentionMass, attention_mass
 from kvferry.policies.decode.roles import Roles
@@ -28,6 +29,13 @@ def attention_mass_of(
         selector += "+sinks"
     upkeep, per_head = _name("upkeep", roles.upkeep), roles.selector.per_head
     return attention_mass(selector, attended_share, per_head=per_head, upkeep=upkeep, block_tokens=block_tokens)
+
+
+def attention_mass_in(plan: DecodePlan, attended_share: float) -> AttentionMass | None:
+    """Returns the same as a plan is sized."""
+    index, width = plan.keys.index, plan.model.key_width
+    compression = width / index.rank if index else 1.0
+    return attention_mass_of(plan.roles, attended_share, plan.choice.group_tokens, compression)
 
 
 def _name(role: str, part: object) -> str:

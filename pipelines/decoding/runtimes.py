@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_runtime
 from kvferry.specs.device import DeviceSpec
@@ -24,6 +25,17 @@ _USUAL = "kvswap-prototype"
 def known_runtimes() -> tuple[RuntimeSpec, ...]:
     """Returns the bundled runtimes, by name."""
     return tuple(load_runtime(name) for name in names("runtime"))
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """A system that decodes with another, which has a name."""
+
+    @property
+    def decode(self) -> str: ...
+
+    @property
+    def decoding(self) -> DecodeSystem: ...
 
 
 @dataclass(frozen=True)
@@ -53,11 +65,9 @@ def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtim
     """Returns the runtime of the scenario's own system, unless another composition is given. None where the device's
     profile says what software takes, and for a system to which it makes no difference, as all KV stays in the
     processor's memory and whole steps are launched at once; and for workloads that do not decode from KV elsewhere."""
-    if scenario.workload.kind != "decode":
+    if scenario.workload.kind not in ("decode", "session"):
         return None
-    from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
-
-    system = system or DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
+    name, system = (scenario.system, system) if system is not None else _decodes(scenario)
     if system.roles.placement.away is None and system.roles.attention.captured is not False:
         return None
     if scenario.runtime is not None:
@@ -69,7 +79,18 @@ def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtim
     of_paper = [one for one in known if one.paper == system.paper]
     usual = [one for one in known if one.name == _USUAL]
     spec = next(iter((*fitted, *of_paper, *usual)))
-    return Runtime(spec, assumed=not (spec in fitted and scenario.system in spec.systems))
+    return Runtime(spec, assumed=not (spec in fitted and name in spec.systems))
+
+
+def _decodes(scenario: Scenario) -> tuple[str, DecodeSystem]:
+    """Returns the decode system of a scenario by name, of a session the one that answers."""
+    system = WORKLOADS[scenario.workload.kind].systems[scenario.system].with_policies(scenario.policy_values)
+    if isinstance(system, Answers):
+        return system.decode, system.decoding
+    from kvferry.pipelines.decoding.systems import DecodeSystem
+
+    assert isinstance(system, DecodeSystem)
+    return scenario.system, system
 
 
 def runtime_spec(scenario: Scenario, system: DecodeSystem) -> RuntimeSpec | None:

@@ -30,7 +30,7 @@ from kvferry.pipelines.decoding.passage import Passage
 from kvferry.pipelines.decoding.paying import with_paying_slots, with_read_ahead
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.decoding.quality import attention_mass_of
+from kvferry.pipelines.decoding.quality import attention_mass_in
 from kvferry.pipelines.decoding.recall import SampledRecall
 from kvferry.pipelines.decoding.runtimes import runtime_spec
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
@@ -267,10 +267,7 @@ class LockStepFlow:
     def _attention_mass(self, counts: Mapping[str, float]) -> AttentionMass | None:
         if not counts.get("attendable"):
             return None
-        share = counts["attended"] / counts["attendable"]
-        index, width = self._plan.keys.index, self._plan.model.key_width
-        compression = width / index.rank if index else 1.0
-        return attention_mass_of(self._plan.roles, share, self._plan.choice.group_tokens, compression)
+        return attention_mass_in(self._plan, counts["attended"] / counts["attendable"])
 
     def _check_room(self) -> None:
         storage, file_bytes = self._scenario.device.storage, self._plan.file_bytes

@@ -21,7 +21,7 @@ class AttentionKernel:
     these copies. ``score_bytes``: what prefill holds of every pair of tokens and query head; 0: scores never leave the
     kernel. ``paged``: KV lies in pages, whose tables the host makes for every step. ``captured``: whole steps are
     captured and launched at once, or every kernel by itself; None: whole steps are captured, and layers that are handed
-    over one by one are not.
+    over one by one are not. ``Roles.captured`` says in which layers it can be so.
     """
 
     reads: Kernel = "decode_attention"

@@ -11,6 +11,7 @@ from kvferry.policies.decode.residency import DoubleBuffer, Residency
 from kvferry.policies.decode.selector import Selector
 from kvferry.policies.decode.stages import Key, Stage, Stages
 from kvferry.policies.decode.upkeep import RollingGroups, Upkeep
+from kvferry.specs.tier import Tier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,13 @@ class Roles:
     def stays_in_memory(self, size: KvSize) -> bool:
         """KV of this size lies in the processor's memory from beginning to end, and nothing of it is selected."""
         return not self.selective and set(self.placement.tiers(size)) == {"device"}
+
+    def captured(self, tier: Tier) -> bool:
+        """Returns whether a layer whose KV lies in this tier is launched with its whole step, or kernel by kernel: also
+        where the host reads its KV, or waits for the layer's own choice to have it copied."""
+        if tier == "storage" or (tier == "host" and self.selective and not self.selector.for_all_layers):
+            return False
+        return bool(self.attention.captured)
 
     def step(self, layers: int) -> Stages:
         """Returns the stages of one decoding step through `layers`, to the next token."""

@@ -40,6 +40,8 @@ def test_what_leaves_tokens_out_is_marked_and_unknown_quality_is_told() -> None:
     assert not footnotes({"full": SYSTEMS["full"]})
     more = {**SYSTEMS, "more": {**SPARSE, **RATES, "attended_tokens": 1000.0}}
     assert len(footnotes(SYSTEMS)) == 1 and "--equal-tokens N" in footnotes(more)[1]
+    sessions = {name: {**one, "computed_share": 0.1} for name, one in more.items()}
+    assert "; policies.decode.selected_tokens=N gives" in footnotes(sessions)[1]
     # Streamed KV of a codec that was not measured.
     assert is_unknown("kv_relative_error", {"streamed_bits_per_value": 4.0})
     assert not is_unknown("kv_relative_error", {"ttft_s": 1.0})

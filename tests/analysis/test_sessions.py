@@ -1,10 +1,14 @@
 """Figures of conversations, from turns that one can add up."""
 
+from dataclasses import replace
+
 import pytest
 
+from kvferry.analysis.quality import is_unknown, lower_quality
 from kvferry.analysis.session_picture import session_picture
 from kvferry.analysis.sessions import mostly_by, mostly_from, session_metrics, turns_columns
-from kvferry.pipelines.record import Run, Sessions, TurnRecord
+from kvferry.pipelines.record import Run, Sessions, TurnAttention, TurnRecord
+from kvferry.policies.decode.attention_mass import AttentionMass
 
 
 def turn(number: int, waits_s: tuple[float, float, float], **parts: float) -> TurnRecord:
@@ -55,6 +59,31 @@ def test_where_prompts_came_from_and_by_which_path() -> None:
         }
     )
     assert [3 * found[key] for key in ("queue_s", "context_s", "question_s")] == pytest.approx([1.0, 2.0, 6.0])
+
+
+def attending(tokens: float, of: float, mass: AttentionMass | None) -> TurnAttention:
+    return TurnAttention(tokens=tokens, of=of, mass=mass)
+
+
+def test_attention_is_a_mean_over_the_tokens_of_all_answers() -> None:
+    # Ten tokens behind a first one, thirty, and an answer of a single token.
+    turns = (
+        replace(TURNS[0], output=11, attention=attending(400.0, 1000.0, AttentionMass(0.5, 0.02))),
+        replace(TURNS[1], output=31, attention=attending(400.0, 3000.0, AttentionMass(0.9, 0.04))),
+        replace(TURNS[2], output=1),
+    )
+    found = session_metrics(replace(RUN, sessions=Sessions(turns=turns)), None)
+    assert (found["attended_tokens"], found["attended_share"]) == (400.0, pytest.approx(400 / 2500))
+    assert found["attention_mass"] == pytest.approx(0.8)
+    assert found["attention_mass_spread"] == pytest.approx(0.035)
+    assert lower_quality({"mine": found}) == {"mine": "400 of 2,500 tokens"}
+    unknown = (turns[0], replace(turns[1], attention=attending(400.0, 3000.0, None)))
+    found = session_metrics(replace(RUN, sessions=Sessions(turns=unknown)), None)
+    assert is_unknown("attention_mass", found)
+    whole = (replace(TURNS[0], attention=attending(1001.0, 1001.0, AttentionMass(1.0, 0.0))),)
+    found = session_metrics(replace(RUN, sessions=Sessions(turns=whole)), None)
+    assert (found["attended_share"], found["attention_mass"]) == (1.0, 1.0)
+    assert "attention_mass_spread" not in found and not lower_quality({"mine": found})
 
 
 def test_the_picture_shows_both_and_what_turns_waited_for() -> None:

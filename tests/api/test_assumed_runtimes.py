@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from tiny import DECODING, changed
+from tiny import DECODING, TURNS, changed
 
 from kvferry.api.comparison import Comparison, compare
 from kvferry.api.result import run
@@ -77,6 +77,21 @@ def test_one_remark_names_each_system_with_what_it_runs_on() -> None:
     assert len(lines) == 1
     assert f"assumed on {BOARDS[1]}: kvswap, infinigen: kvswap-prototype" in lines[0]
     assert "; dynakv: dynakv-prototype" in lines[0] and "vllm" not in lines[0]
+
+
+def test_a_conversation_says_what_it_attends_to_and_what_it_assumes() -> None:
+    found = compare(changed(TURNS, device=BOARDS[1]), ["on-flash", "kvswap-on-flash"])
+    assert found.marks.keys() == {"kvswap-on-flash"}
+    assert found["on-flash"].metrics["attended_share"] == 1.0
+    text = repr(found)
+    assert "kvswap-on-flash *" in text and "* attends to a part of the tokens" in text
+    assert any("kvswap-on-flash: kvswap-prototype, fitted on" in line for line in found.remarks)
+    envelope = found["kvswap-on-flash"].envelope
+    assert envelope["provenance"]["runtime"]["assumed"] is True
+    assert envelope["evidence"]["runtime"] == {"over": ["ideal", "kvswap-prototype"]}
+    low, high = envelope["intervals"]["tpot_s"]
+    assert low < envelope["metrics"]["tpot_s"] == pytest.approx(high)
+    assert "runtime" not in found["on-flash"].envelope["provenance"]
 
 
 def test_one_word_leaves_the_further_runs_out() -> None:

@@ -6,6 +6,7 @@ way, with a round trip of 20 ms; a token of a prompt weighs 4 B, the first respo
 
 import re
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -13,11 +14,15 @@ from assisted import CLOUD
 from by_hand import LayersByHand
 from tiny import TURNS, changed, tiny
 
+from kvferry.analysis.metrics import metrics_for
+from kvferry.analysis.remarks import remarks_on
+from kvferry.analysis.tables import compare_table, run_table, show
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.errors import InputError
 
@@ -81,6 +86,30 @@ def test_the_cloud_reads_what_is_new_and_the_device_catches_up() -> None:
 def test_a_turn_that_is_read_whole_waits_for_no_mask() -> None:
     behind = ran("policies.assist={name: tokens-only, assist: {tokens: 5, mask: behind-token}}")
     assert behind.requests == ran().requests
+
+
+def test_energy_says_whose_it_is() -> None:
+    settings = "workload.turns=3", "workload.output=8"
+    scenario = load_scenario("session/assisted", settings)
+    run = run_scenario(scenario)
+    found = metrics_for(scenario, run)
+    assert found["said_by_cloud_share"] > 0
+    of_cloud_j = sum(run.machines["cloud"].energy_j.values()) / 3
+    assert of_cloud_j > 0
+    assert found["cloud_energy_j"] == pytest.approx(of_cloud_j)
+    assert found["total_energy_j"] == pytest.approx(found["energy_j"] + of_cloud_j)
+    out = StringIO()
+    show(run_table(found), out)
+    show(compare_table({"everywhere": found}), out)
+    for label in ("devices' energy/request", "cloud's energy/request", "both together", "devices' energy per day"):
+        assert label in out.getvalue()
+    alone = load_scenario("session/assisted", [*settings, "policies.assist=null", "machines={}"])
+    assert {"cloud_energy_j", "total_energy_j"}.isdisjoint(metrics_for(alone, run_scenario(alone)))
+    # A cloud without power: what it takes is not known, and neither is the sum.
+    unknown = load_scenario("session/assisted", [*settings, "machines.cloud.device.base_w=0 W"])
+    assert {"cloud_energy_j", "total_energy_j"}.isdisjoint(metrics_for(unknown, run))
+    (line,) = [line for line in remarks_on({"everywhere": (unknown, run)}) if "the cloud's energy" in line]
+    assert line.startswith("the cloud's energy is not counted: a800-80gb-host has no power for base")
 
 
 def test_a_cloud_that_keeps_nothing_reads_it_all() -> None:

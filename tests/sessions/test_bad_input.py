@@ -102,3 +102,16 @@ def test_a_conversation_that_outgrows_memory_keeps_its_first_turns() -> None:
     assert run.outcome == "out_of_memory"
     assert run.why.startswith("turn 4 of conversation 1: 8,664 tokens take")
     assert run.sessions is not None and len(run.sessions.turns) == 3
+
+
+def test_what_is_kept_nowhere_is_said_where_it_is_asked_for_alone() -> None:
+    asked = tiny(TURNS, "system=streamed", "budget.kept_flash=1 MiB", "budget.kept_memory=null")
+    system = SESSION_SYSTEMS["streamed"]
+    said = list(without_effect(asked, system))
+    assert said == ([] if "flash" in system.places else [f"budget.kept_flash has no effect: keep is {system.keep}"])
+    assert (
+        list(
+            without_effect(tiny(TURNS, "system=streamed", "budget.kept_flash=null", "budget.kept_memory=null"), system)
+        )
+        == []
+    )

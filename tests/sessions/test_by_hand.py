@@ -9,8 +9,9 @@ from by_hand import LayersByHand
 from tiny import tiny
 
 from kvferry.machine.ops import Advance, Number, Op, PrefillHead, Project
-from kvferry.pipelines.record import TurnRecord
+from kvferry.pipelines.record import TurnAttention, TurnRecord
 from kvferry.pipelines.run import run_scenario
+from kvferry.policies.decode.attention_mass import AttentionMass
 from kvferry.policies.keep.eviction import Lru
 from kvferry.policies.keep.kept import Kept, Room
 from kvferry.sessions.found import Found
@@ -39,6 +40,8 @@ ON_FLASH: dict[str, Any] = {
     # Eight blocks.
     "budget": {"kept_memory": "409600 B"},
 }
+
+ROOFLINE = {"truth": "roofline", "estimate": "roofline"}
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +100,30 @@ def test_what_lies_on_flash_is_read_beside_the_question() -> None:
     assert second.first_token_s - second.arrival_s == pytest.approx(reads_s + 0.02525 + 0.025)
     moved = {label: sum(one.n_bytes for one in run.spans if one.label == label) for label in ("Read", "Write")}
     assert moved == {"Read": 1100 * 512, "Write": (1100 + 100) * 512}
+
+
+@pytest.mark.parametrize(
+    ("decode", "keep"), [("vllm", "memory-flash"), ("{name: flexgen, group_tokens: 4}", "memory-flash")]
+)
+def test_what_selects_nothing_attends_to_all(decode: str, keep: str) -> None:
+    found = [one.attention for one in turns(f"policies.decode={decode}", f"policies.keep={keep}", costs=ROOFLINE)]
+    # Prompts of 1,100, 1,211 and 1,322 tokens, and 1 to 10 of the answer.
+    assert found == [TurnAttention(tokens=n, of=n, mass=AttentionMass(1.0, 0.0)) for n in (1105.5, 1216.5, 1327.5)]
+
+
+def test_a_selection_and_the_newest_tokens() -> None:
+    selects = "policies.decode={name: kvswap, group_tokens: 4, selected_tokens: 80, slots: 100}"
+    run = run_scenario(tiny(ON_FLASH, selects, "policies.keep=flash", "budget.kept_memory=null", costs=ROOFLINE))
+    assert run.sessions is not None
+    first, second, third = (one.attention for one in run.sessions.turns)
+    # 20 groups of 4; of 1 to 10 new tokens those that fill no group yet, and the one under way. Of a prompt of 1,211
+    # tokens the last 3 fill none, of 1,322 the last 2.
+    newest = [sum((new - 1 + rest) % 4 + 1 for new in range(1, 11)) / 10 for rest in (0, 3, 2)]
+    assert first is not None and second is not None and third is not None
+    assert [one.tokens for one in (first, second, third)] == pytest.approx([80 + n for n in newest])
+    assert [one.of for one in (first, second, third)] == [1105.5, 1216.5, 1327.5]
+    assert first.mass is not None and first.mass.mean < 1
+    assert run.notes[-1] == "selections are generated and do not depend on this selector"
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:

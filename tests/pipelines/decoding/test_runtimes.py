@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tiny import DECODING, changed
 
 from kvferry.machine.ops import Bookkeep, FeedForward
+from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.decoding.runtimes import known_runtimes, on_runtime, others, runtime_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.run import run_scenario
@@ -21,6 +22,14 @@ BY_HAND = RuntimeSpec(
     name="by-hand", layer_s=4.0, block_s=2.0, slot_s=0.5, unexplained_score_s=8.0, most_slots=10, storage_slowdown=3.0,
     host_clock_hz=1e9, devices=("here",), sources={},
 )  # fmt: skip
+
+
+# Beside the processor's memory there is the host's.
+TWO_MEMORIES = {
+    "extends": "rtx-5080-laptop",
+    "storage": DECODING["device"]["storage"],
+    "memory": {"copy_bytes_per_s": "1 GB/s", "host_capacity_bytes": "1 GB"},
+}
 
 
 def kvswap(**changes: str) -> Scenario:
@@ -95,6 +104,27 @@ def test_a_profile_that_says_what_software_takes_has_no_other_runtime() -> None:
     assert runtime_of(kvswap(system="vllm", device="jetson-agx-orin-64gb")) is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "name", "assumed"),
+    [
+        (["system=kvswap-on-flash"], "kvswap-prototype", True),
+        (["system=kvswap-on-flash", "runtime=ideal"], "ideal", False),
+        # Fitted on rows of the system that answers, whatever the session's own is called.
+        (["system=kvswap-on-flash", "device=jetson-agx-orin-kvswap"], "kvswap-prototype", False),
+        (["policies.decode=full-flash"], "specontext-prototype", True),
+        (["policies.decode=vllm"], None, None),
+    ],
+)
+def test_a_session_runs_on_that_of_the_system_that_answers(
+    settings: list[str], name: str | None, assumed: bool | None
+) -> None:
+    scenario = load_scenario("session/day", settings)
+    check_names(scenario)
+    found = runtime_of(scenario)
+    assert (found and found.spec.name, found and found.assumed) == (name, assumed)
+    assert [one.runtime.name for one in others(scenario) if one.runtime][:1] == (["ideal"] if assumed else [])
+
+
 def test_what_it_might_be_are_the_ends_of_what_is_known() -> None:
     """Of the known runtimes, the slowest and the ideal: what lies between them is not run."""
     agx = others(kvswap(device="jetson-agx-orin-64gb"))
@@ -106,6 +136,39 @@ def test_what_it_might_be_are_the_ends_of_what_is_known() -> None:
         assert all(
             low <= one <= high for low, one, high in zip(costs["ideal"], cost, costs["kvswap-prototype"], strict=True)
         )
+
+
+def tpot_s(system: str, placement: Any, layer_s: float) -> float:
+    """Seconds per token on a runtime that takes this for each layer that is launched kernel by kernel."""
+    spec = RuntimeSpec(name="drawn", layer_s=layer_s, sources={})
+    policies = {"placement": placement, **({} if system == "vllm" else {"selected_tokens": 80})}
+    scenario = load_scenario(changed(DECODING, device=TWO_MEMORIES, system=system, policies=policies, budget={}))
+    return 1 / tokens_per_s(scenario.model_copy(update={"runtime": spec}))
+
+
+@pytest.mark.parametrize(
+    ("system", "placement", "launched"),
+    [
+        # Reads of a layer wait for its choice, and computing for its reads: no graph holds both.
+        ("quest", "storage", 1.0),
+        # Copies wait for the choice just so.
+        ("quest", "host", 1.0),
+        # No file is read in a graph, though what is read is known beforehand; copies of all there is are captured.
+        ("vllm", "storage", 1.0),
+        ("vllm", "host", 0.0),
+        # What is chosen before the pass is copied within it.
+        ("specontext", "host", 0.0),
+        ("specontext", "storage", 1.0),
+        ("quest", "device", 0.0),
+    ],
+)
+def test_layers_that_wait_for_the_host_are_launched_by_themselves_by_hand(
+    system: str, placement: Any, launched: float
+) -> None:
+    layers = kvswap(model="tiny").model.layers
+    more_s = tpot_s(system, placement, 1.0) - tpot_s(system, placement, 0.0)
+    # Reads ahead take no time beside it.
+    assert more_s == pytest.approx(launched * layers, rel=0.01, abs=1e-9)
 
 
 def tokens_per_s(scenario: Scenario) -> float:
