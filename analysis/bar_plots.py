@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kvferry.analysis import style
+from kvferry.analysis.interval_columns import for_all_or_none
 from kvferry.analysis.plots import (
     Axis,
     _dress,
@@ -20,6 +21,7 @@ from kvferry.analysis.plots import (
     short_names,
     spread_name,
     spreads,
+    without_intervals,
 )
 from kvferry.analysis.style import SERIES
 
@@ -49,7 +51,9 @@ def bar(
 
     Raises as ``plots.line`` does.
     """
-    frame = _rows_with(frame, x.column, y.column, by)
+    # Without a further setting each bar is a series.
+    series = x.column if by is None and any(isinstance(one, str) for one in frame[x.column]) else by
+    frame, lacking = for_all_or_none(_rows_with(frame, x.column, y.column, by), y.column, series)
     figure, panels = _panels(frame, facet, title, note, height_in=3.8)
     spread = False
     names = list(frame[by].unique()) if by is not None else [None]
@@ -71,7 +75,8 @@ def bar(
                     at, median, (median - below, above - median), linestyle="none", color=style.INK, capsize=2.5
                 )
     _finish(panels, x, y, places, by, len(names))
-    say_above(panels, f"bar: median, whisker: {spread_name(frame, y, band)}" if spread else "bar: median")
+    said = f"bar: median, whisker: {spread_name(frame, y, band)}" if spread else "bar: median"
+    say_above(panels, said + without_intervals(lacking))
     return figure
 
 

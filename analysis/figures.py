@@ -141,6 +141,11 @@ FIGURES: dict[str, Figure] = {
         " on the model that runs; what was computed has none. Streamed with a clearly larger one than others: answers"
         " of lower quality (*)",
     ),
+    "kv_bits_per_value": Figure(
+        "bits per KV value",
+        None,
+        "as attention takes KV in, where fewer than 16. Fewer than another system's: answers of lower quality (*)",
+    ),
     "kv_kl_nats": Figure(
         "KL, nats (indicator)",
         "low",
@@ -152,7 +157,11 @@ FIGURES: dict[str, Figure] = {
     "assisted_tokens_max": Figure("the most of them", None, "of a request"),
     "planned_tokens": Figure("planned", None, "L, the first included, of the same requests; shown if not all came"),
     "planned_tokens_max": Figure("the most planned", None, "largest L of a request"),
-    "assisted_ratio": Figure("prompt kept", None, "r, the part of a prompt that the device prefills; mean"),
+    "assisted_ratio": Figure(
+        "prompt kept",
+        None,
+        "r, the part of a prompt that the device prefills; mean. Less than all: answers of lower quality (*)",
+    ),
     "assisted_share": Figure("requests helped", None, "share of requests that the cloud had a part in"),
     "lost_share": Figure(
         "requests let down",
@@ -301,6 +310,7 @@ COMPARED_DECODING = (
     "kv_memory_peak_bytes",
     "attended_tokens",
     "attention_mass",
+    "kv_bits_per_value",
     "agreement_share",
     "kl_nats",
     "perplexity_over_full",
@@ -322,6 +332,7 @@ COMPARED_DECODING = (
 COMPARED_ASSISTED = (
     "ttft_s",
     "ttft_p95_s",
+    "assisted_ratio",
     "largest_gap_s",
     "promised_tpot_s",
     "tpot_s",

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvferry.analysis.assisted import assisted_metrics, fleet_metrics
 from kvferry.analysis.decoding import decoding_metrics
+from kvferry.analysis.quality import FULL_KV_BITS
 from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_cloud_energy, why_no_energy
 from kvferry.analysis.sessions import session_metrics
 from kvferry.codecs.sizes import mixed_error, of_mixture
@@ -22,6 +23,8 @@ def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
     profile, ``battery_percent_per_request``."""
     found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure, slo=scenario.slo)
     found |= session_metrics(run, scenario.device.storage)
+    if scenario.model.kv_value_bytes < FULL_KV_BITS / 8:
+        found["kv_bits_per_value"] = 8 * scenario.model.kv_value_bytes
     dropped = set() if has_bounds(scenario) else set(BOUNDS)
     if why_no_energy(scenario, run):
         dropped |= {"energy_j", "day_energy_j", *(f"energy_{name}_j" for name in unpowered(scenario.device, run))}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kvferry.analysis import style
-from kvferry.analysis.interval_columns import LEAST, MOST
+from kvferry.analysis.interval_columns import LEAST, MOST, for_all_or_none
 from kvferry.analysis.style import LINES, MARKERS, SERIES
 from kvferry.specs.errors import unknown_name
 
@@ -56,12 +56,13 @@ def line(
     Text on the x axis keeps the table's order. Raises InputError for a column that is not there, ValueError when
     no row has both values.
     """
-    frame = _rows_with(frame, x.column, y.column, by)
+    frame, lacking = for_all_or_none(_rows_with(frame, x.column, y.column, by), y.column, by)
     figure, panels = _panels(frame, facet, title, note, height_in=3.8)
     names = list(frame[by].unique()) if by is not None else [None]
     words = _words(frame[x.column])
     spread = [_draw_lines(axis, part, x, y, by, band, names, words) for axis, part in panels]
-    say_above(panels, f"median, band: {spread_name(frame, y, band)}" if any(spread) else "median")
+    said = f"median, band: {spread_name(frame, y, band)}" if any(spread) else "median"
+    say_above(panels, said + without_intervals(lacking))
     _dress(panels, x, y)
     points = [] if words else sorted(frame[x.column].unique())
     if x.log and 0 < len(points) <= 8:
@@ -120,6 +121,11 @@ def spread_name(frame: pd.DataFrame, y: Axis, band: str) -> str:
     """Names what a band or whisker shows."""
     ranged = f"{LEAST}{y.column}" in frame and frame[f"{LEAST}{y.column}"].notna().any()
     return f"{band} of 80 % intervals" if ranged else band
+
+
+def without_intervals(lacking: Sequence[str]) -> str:
+    """Says which series have no intervals, so that none is shown."""
+    return f"; no 80 % intervals: {', '.join(short_names(lacking))} without" if lacking else ""
 
 
 def say_above(panels: Panels, what: str) -> None:

@@ -1,4 +1,5 @@
-"""Which systems answer at lower quality than others, by what is known: KV errors of encodings, tokens attended to."""
+"""Which systems answer at lower quality than others, by what is known: KV errors of encodings, bits of KV, tokens
+attended to, and what of a prompt is kept."""
 
 from collections.abc import Mapping
 
@@ -11,6 +12,10 @@ MARK = "*"
 # Explains the mark where no other quality is known.
 SPARSE = f"{MARK} attends to a part of the tokens"
 COARSER = f"{MARK} streamed coarser KV than others"
+ROUNDED = f"{MARK} keeps KV in fewer bits than others"
+SHORTENED = f"{MARK} prefills a part of the prompt"
+# Of a value of KV where a run says nothing else.
+FULL_KV_BITS = 16
 _BITS = "streamed_bits_per_value"
 # Systems with less than this share of the most bits are marked, or with this many times the smallest error.
 _AS_MANY_BITS = 0.97
@@ -21,8 +26,13 @@ _AS_MANY_TOKENS = 1.25
 
 def lower_quality(systems: Mapping[str, Metrics]) -> dict[str, str]:
     """Systems whose figures are not those of equal quality, and why: the ones that attend to a part of the tokens, by
-    how many that are, and the ones that streamed clearly coarser KV than another did, by how coarse it was."""
-    return coarser(systems) | {name: _attended(one) for name, one in systems.items() if _is_sparse(one)}
+    how many that are, that prefill a part of the prompt, that keep KV in fewer bits than another does, and that
+    streamed clearly coarser KV, by how coarse it was."""
+    sparse = {name: _attended(one) for name, one in systems.items() if _is_sparse(one)}
+    found: dict[str, str] = {}
+    for whys in (coarser(systems), rounded(systems), sparse, shortened(systems)):
+        found |= {name: f"{found[name]}, {why}" if name in found else why for name, why in whys.items()}
+    return found
 
 
 def is_unknown(figure: str, metrics: Metrics) -> bool:
@@ -59,7 +69,23 @@ def footnotes(systems: Mapping[str, Metrics]) -> list[str]:
             # A session's part that decodes is told by itself how many.
             how = "policies.decode.selected_tokens=N" if "computed_share" in sparse[0] else "--equal-tokens N"
             lines.append(f"{MARK} of these some attend to more tokens than others; {how} gives all the same number")
+    if rounded(systems):
+        lines.append(f"{ROUNDED}: coarser KV, hence answers of lower quality")
+    if shortened(systems):
+        lines.append(f"{SHORTENED}, which the cloud chose: not of equal quality with systems that keep all of it")
     return lines
+
+
+def rounded(systems: Mapping[str, Metrics]) -> dict[str, str]:
+    """Systems whose KV has fewer bits than another's, and how many."""
+    bits = {name: one.get("kv_bits_per_value", FULL_KV_BITS) for name, one in systems.items() if one}
+    return {name: f"{own:.3g}-bit KV" for name, own in bits.items() if own < max(bits.values())}
+
+
+def shortened(systems: Mapping[str, Metrics]) -> dict[str, str]:
+    """Systems whose device prefills a part of the prompt, and how much."""
+    kept = {name: one.get("assisted_ratio", 1.0) for name, one in systems.items()}
+    return {name: f"{human.percent(own)} of the prompt" for name, own in kept.items() if own < 1}
 
 
 def _is_sparse(metrics: Metrics) -> bool:

@@ -14,7 +14,17 @@ from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.latex import latex_of
 from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
-from kvferry.analysis.quality import COARSER, MARK, SPARSE, coarser
+from kvferry.analysis.quality import (
+    COARSER,
+    FULL_KV_BITS,
+    MARK,
+    ROUNDED,
+    SHORTENED,
+    SPARSE,
+    coarser,
+    rounded,
+    shortened,
+)
 from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import AS_DRAWN, Print, render
@@ -101,15 +111,28 @@ def draw_plots(
 
 def marked(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Returns the rows with the mark of lower quality behind each system and variant that attends to a part of the
-    tokens, or that streamed clearly coarser KV than another, and what it means; "" where there is none."""
+    tokens, prefills a part of the prompt, keeps KV in fewer bits than another, or streamed clearly coarser KV, and what
+    it means; "" where there is none."""
     meanings: list[str] = []
     for which in (one for one in MARKED if one in frame.columns):
         sparse = set(frame.loc[frame["attended_share"] < 1, which]) if "attended_share" in frame.columns else set()
         coarse = coarser(_streamed(frame, which)).keys()
-        lesser = frame[which].isin({*sparse, *coarse})
-        meanings += [meaning for meaning, systems in ((SPARSE, sparse), (COARSER, coarse)) if systems]
+        few = rounded(_means(frame, which, "kv_bits_per_value", FULL_KV_BITS)).keys()
+        part = shortened(_means(frame, which, "assisted_ratio", 1.0)).keys()
+        lesser = frame[which].isin({*sparse, *coarse, *few, *part})
+        whys = ((SPARSE, sparse), (SHORTENED, part), (ROUNDED, few), (COARSER, coarse))
+        meanings += [meaning for meaning, systems in whys if systems]
         frame = frame.assign(**{which: frame[which].mask(lesser, frame[which] + f" {MARK}")})
     return frame, "; ".join(dict.fromkeys(meanings))
+
+
+def _means(frame: pd.DataFrame, which: str, figure: str, otherwise: float) -> dict[str, dict[str, float]]:
+    """Returns a figure by system or variant, the mean of its points that are done; points without have another."""
+    if figure not in frame.columns:
+        return {}
+    done = frame[frame["outcome"] == "done"] if "outcome" in frame.columns else frame
+    means = done[figure].fillna(otherwise).groupby(done[which]).mean()
+    return {str(name): {figure: float(mean)} for name, mean in means.items()}
 
 
 def _streamed(frame: pd.DataFrame, which: str) -> dict[str, dict[str, float]]:

@@ -60,6 +60,12 @@ class Channel(Protocol):
     either side hangs up, and when a receiver's patience ends.
     """
 
+    @property
+    def heard_s(self) -> float:
+        """When the last part of the stream that is coming arrived, by the run's clock, whether or not it has been told;
+        long ago where none has. In the modelled world without what jitter adds."""
+        ...
+
     gone: simpy.Event
     """Fires once the channel has broken: whatever the peer has asked for, nobody is left to hear of it."""
 

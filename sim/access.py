@@ -121,3 +121,17 @@ class Accesses:
         if there is not None:
             times_s = there.down.served_s(there.ways_s(times_s), n_bytes, "Message")
         return times_s
+
+    def expected_s(
+        self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float, behind_s: float
+    ) -> Sequence[float]:
+        """The same without jitter, behind a message that arrives at `behind_s`; no span is told."""
+        here, there = self._machines.get(sender), self._machines.get(receiver)
+        times_s = sent_s
+        if here is not None:
+            half_s = here.rtt_s / 2
+            times_s = [time_s + half_s for time_s in here.up.queued_s(times_s, n_bytes, behind_s - half_s)]
+        if there is not None:
+            half_s = there.rtt_s / 2
+            times_s = there.down.queued_s([time_s + half_s for time_s in times_s], n_bytes, behind_s)
+        return times_s

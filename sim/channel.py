@@ -1,6 +1,7 @@
 """Conversations between machines of one simulated world."""
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -21,6 +22,12 @@ class Carry(Protocol):
         """When messages of this many bytes each arrive that were sent one after the other at these times."""
         ...
 
+    def expected_s(
+        self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float, behind_s: float
+    ) -> Sequence[float]:
+        """The same, behind one that arrives at `behind_s`; without jitter, and nothing is told of it."""
+        ...
+
 
 class AtOnce:
     """Machines that nothing lies between."""
@@ -32,6 +39,11 @@ class AtOnce:
         return self._env.timeout(0)
 
     def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
+        return sent_s
+
+    def expected_s(
+        self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float, behind_s: float
+    ) -> Sequence[float]:
         return sent_s
 
 
@@ -158,6 +170,15 @@ class ChannelEnd:
     def now_s(self) -> float:
         return float(self._env.now)
 
+    @property
+    def heard_s(self) -> float:
+        stream = self._incoming.stream
+        return -math.inf if stream is None else stream.heard_s(self.now_s)
+
+    def expected_s(self, sent_s: Sequence[float], n_bytes: float, behind_s: float) -> Sequence[float]:
+        """When parts that were sent at these times are expected at the peer; for a SimStream."""
+        return self._carry.expected_s(*self._names, sent_s, n_bytes, behind_s)
+
     def receive(self, each: Each | None = None, patience_s: float | None = None) -> simpy.Event:
         """The event fires with the next message, or, once the peer has closed and all were received, with None every
         time. A part of a stream counts for `patience_s` from when it was sent."""
@@ -271,13 +292,23 @@ class ChannelEnd:
 class SimStream:
     """A machine.MessageStream that keeps when each part was sent, and crosses when it ends."""
 
-    __slots__ = ("_end", "_ended", "_n_bytes", "_sent_s", "_values")
+    __slots__ = ("_end", "_ended", "_expected_s", "_n_bytes", "_sent_s", "_values")
 
     def __init__(self, end: ChannelEnd, n_bytes: float) -> None:
         self._end, self._n_bytes = end, n_bytes
         self._ended = False
         self._sent_s: list[float] = []
         self._values: list[Any] = []
+        # When the first of them arrive, of those that anybody has asked for.
+        self._expected_s: list[float] = []
+
+    def heard_s(self, now_s: float) -> float:
+        """When the last part that has arrived by now did; long ago, before there was any."""
+        behind_s = self._expected_s[-1] if self._expected_s else -math.inf
+        if sent_s := self._sent_s[len(self._expected_s) :]:
+            self._expected_s += self._end.expected_s(sent_s, self._n_bytes, behind_s)
+        there = bisect_right(self._expected_s, now_s)
+        return self._expected_s[there - 1] if there else -math.inf
 
     @property
     def last_s(self) -> float:

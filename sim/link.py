@@ -117,17 +117,24 @@ class Link:
         """When the last byte of each of these transfers is served that come to the bottleneck at these times, one
         behind the other, as if nothing else were served; `busy` does not know of it. They are told as one span, as
         long as their bytes take. Raises LinkDown."""
-        finish_s, served_s = self.trace.finish_s, 0.0
-        found, took_s = [], 0.0
-        for enter_s in enters_s:
-            begin_s = enter_s if enter_s > served_s else served_s
-            served_s = finish_s(begin_s, n_bytes)
-            took_s += served_s - begin_s
-            found.append(served_s)
+        found = self.queued_s(enters_s, n_bytes)
+        served_s, took_s = 0.0, 0.0
+        for enter_s, end_s in zip(enters_s, found, strict=True):
+            took_s += end_s - (enter_s if enter_s > served_s else served_s)
+            served_s = end_s
         if served_s == math.inf:
             raise LinkDown(f"the link's trace ends at {self.trace.duration_s:g} s, with a stream still to come")
         if found:
             self._tell(Span(self.resource, label, served_s - took_s, served_s, n_bytes * len(found)))
+        return found
+
+    def queued_s(self, enters_s: Sequence[float], n_bytes: float, behind_s: float = 0.0) -> list[float]:
+        """When the last byte of each of these transfers would be served, behind one that is at `behind_s`; never, where
+        the trace ends before."""
+        finish_s, served_s, found = self.trace.finish_s, behind_s, []
+        for enter_s in enters_s:
+            served_s = finish_s(enter_s if enter_s > served_s else served_s, n_bytes)
+            found.append(served_s)
         return found
 
     @property

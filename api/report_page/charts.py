@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.figures import label_of as name_of
 from kvferry.analysis.reproduction.verdict import TOLERANCE, over_paper
 from kvferry.analysis.style import SERIES
 from kvferry.specs import human
@@ -31,9 +32,9 @@ _MOST_BOXES = 4000
 _MOST_DRAWN = 2000
 
 
-def label_of(figure: str) -> str:
-    """ "TTFT, mean (s)": what a metric is called, with its unit."""
-    label = FIGURES[figure].label if figure in FIGURES else figure
+def label_of(figure: str, of_devices: bool) -> str:
+    """ "TTFT, mean (s)": what a metric is called, with its unit. `of_devices`: devices have a cloud."""
+    label = name_of(figure, of_devices)
     unit = next((unit for ending, unit in _UNITS.items() if figure.endswith(ending)), "")
     return f"{label} ({unit})" if unit else label
 
@@ -41,8 +42,8 @@ def label_of(figure: str) -> str:
 _UNITS = {"_bytes_per_s": "B/s", "_bytes": "B", "_j": "J", "_per_s": "", "_s": "s"}
 
 
-def bars(values: Mapping[str, float], figure: str) -> Figure:
-    """A bar per system, shortest first where less is better."""
+def bars(values: Mapping[str, float], figure: str, of_devices: bool = False) -> Figure:
+    """A bar per system, shortest first where less is better. `of_devices`: devices have a cloud."""
     import plotly.graph_objects as go
 
     better = FIGURES[figure].better if figure in FIGURES else None
@@ -56,7 +57,7 @@ def bars(values: Mapping[str, float], figure: str) -> Figure:
         hovertemplate="%{y}: %{text}<extra></extra>",
     )
     drawn = _figure(go.Figure(bar), height=90 + 34 * len(names))
-    drawn.update_xaxes(title=label_of(figure), rangemode="tozero")
+    drawn.update_xaxes(title=label_of(figure, of_devices), rangemode="tozero")
     return drawn.update_yaxes(autorange="reversed")
 
 
@@ -142,7 +143,8 @@ def scatter(table: pd.DataFrame, settings: Sequence[str], figures: Sequence[str]
             )
         )
 
-    labels = {column: label_of(column) + _without(table[column]) for column in (*settings, *figures)}
+    of_devices = "total_energy_j" in table.columns
+    labels = {column: label_of(column, of_devices) + _without(table[column]) for column in (*settings, *figures)}
 
     def menu(axis: str, columns: Sequence[str], place: dict[str, Any]) -> dict[str, Any]:
         buttons = [

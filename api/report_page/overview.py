@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis.figures import FIGURES
+from kvferry.analysis.figures import label_of
 from kvferry.analysis.quality import MARK, footnotes, lower_quality
 from kvferry.analysis.study_plots import marked
 from kvferry.analysis.variants import VARIANT
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 # Figures that results are known by; the ones that any of them has, and that say something.
 HEADLINES = (
-    *("ttft_s", "tpot_s", "throughput_tokens_per_s", "decode_tokens_per_s", "energy_j", "memory_peak_bytes", "regret"),
+    *("ttft_s", "tpot_s", "throughput_tokens_per_s", "decode_tokens_per_s"),
+    # Of devices with a cloud the whole stands before the part.
+    *("total_energy_j", "energy_j", "memory_peak_bytes", "regret"),
 )
 _MORE = ("kv_relative_error", "attended_share")
 # Rows of one sweep; more systems and variants are in its own table.
@@ -61,7 +63,7 @@ def overview_of(results: Sequence[Result], names: Sequence[str]) -> Overview | N
     shown = [key for key in (*HEADLINES, *_MORE) if any(key in line.metrics for line in lines)]
     # Of answers of one token, a rate is the time to it once more.
     shown = shown if "tpot_s" in shown else [key for key in shown if not key.endswith("tokens_per_s")]
-    heads = ["result", "system", "outcome", *(FIGURES[key].label if key in FIGURES else key for key in shown)]
+    heads = ["result", "system", "outcome", *(label_of(key, "total_energy_j" in shown) for key in shown)]
     rows = [
         Row(
             line.part,

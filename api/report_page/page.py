@@ -12,7 +12,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.equal_memory import unequal_memory
-from kvferry.analysis.figures import FIGURES, RATES
+from kvferry.analysis.figures import FIGURES, RATES, label_of
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.study_plots import marked
 from kvferry.analysis.sureness import how_sure
@@ -155,6 +155,7 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
         for key in FIGURES
         if any(says_more(key, one) and (key in one or is_unknown(key, one)) for one in finished.values())
     ]
+    of_devices = "total_energy_j" in shown
     charted = {
         figure: {named[system]: one[figure] for system, one in finished.items() if figure in one}
         for figure in _there(shown)
@@ -162,10 +163,10 @@ def _of_comparison(comparison: Comparison, number: Iterator[int]) -> Section:
         if "tpot_s" in shown or figure not in ("throughput_tokens_per_s", *RATES)
     }
     for figure in [one for one, values in charted.items() if _differ(values.values())][:2]:
-        section.charts.append(_chart(bars(charted[figure], figure), number))
+        section.charts.append(_chart(bars(charted[figure], figure, of_devices), number))
     rows = [{"figure": "outcome", **{named[system]: outcome for system, outcome in outcomes.items()}}]
     rows += [
-        {"figure": FIGURES[key].label}
+        {"figure": label_of(key, of_devices)}
         | {named[system]: _cell(key, finished.get(system, {}), intervals.get(system, {})) for system in outcomes}
         for key in shown
     ]
@@ -231,7 +232,7 @@ def _metrics(metrics: dict[str, float], intervals: Mapping[str, Sequence[float]]
 
     order = [*(key for key in FIGURES if key in metrics), *sorted(metrics.keys() - FIGURES.keys())]
     rows = [
-        (FIGURES[key].label if key in FIGURES else key, _written(key, metrics[key]), f"{metrics[key]:.6g}", key)
+        (label_of(key, "total_energy_j" in metrics), _written(key, metrics[key]), f"{metrics[key]:.6g}", key)
         for key in order
     ]
     frame = pd.DataFrame(rows, columns=["figure", "value", "in SI units", "key"])

@@ -31,7 +31,7 @@ from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots
-from kvferry.specs.assist import AssistSpec
+from kvferry.specs.assist import AssistSpec, CloudFaultSpec
 from kvferry.specs.machine import DownSpec
 
 # Called with the seconds that a request waited for a slot, and those of its prefill and refinement.
@@ -333,10 +333,15 @@ class Cloud:
         """Looks at what the device drafts, several tokens in one pass, until it drafts no more, or not for long. In the
         modelled world the same share of each round stands, in whole tokens that add up to it."""
         stood, drafted_before, n_bytes = 0, 0, self._workload.handling.answer_token_bytes
+        fault = self._workload.fault
+        breaks = fault if fault is not None and fault.what in ("dies", "stalls") else None
         while True:
             message = yield from self._drafts(channel, held, _NEXT_DRAFTS_S if drafted_before else _FIRST_DRAFTS_S)
             found = None if message is None else drafts_of(message, asked)
             if found is None:
+                return
+            if breaks is not None and stood + 1 >= breaks.tokens:
+                yield from self._falls_silent(channel, breaks)
                 return
             drafted, drafts = found
             if drafts is not None and len(drafts[0]) < stood:
@@ -349,6 +354,15 @@ class Cloud:
             stands = math.floor(drafted_before * asked["accepted"] + _ROUNDING) - stood if said is None else len(said)
             stood += stands
             channel.send({"request": asked["request"], "stands": stands, "said": said}, n_bytes)
+
+    def _falls_silent(self, channel: Channel, fault: CloudFaultSpec) -> Process:
+        """Dies, or stalls until the device leaves or has been waiting too long."""
+        if fault.what == "dies":
+            self._gone = True
+            channel.close()
+            return
+        yield self._front.env.timeout(_DRAFTS_S)
+        channel.hang_up()
 
     def _drafts(
         self, channel: Channel, held: "_Held", undisturbed_s: float

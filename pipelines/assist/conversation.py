@@ -13,6 +13,8 @@ from kvferry.pipelines.assist.answer import Answer
 
 # The end of a stream comes right behind its last token; the device has no use for it.
 _END_S = 1.0
+# Instants are the same up to so much.
+_ROUNDING_S = 1e-9
 
 Steps = Generator[simpy.Event, Any, Message | None]
 
@@ -22,8 +24,8 @@ class Conversation:
     not count: neither as an answer nor as a sign of life.
 
     ``coming`` fires when the last of the tokens that were asked for is there, or when it is clear that no more will
-    come. `patience_s`: how long an answer is waited for; None: as long as it takes. `apart`: a mask was asked for in a
-    message of its own."""
+    come. `apart`: a mask was asked for in a message of its own. Where something is waited for within so many seconds,
+    None is as long as it takes."""
 
     def __init__(
         self,
@@ -31,10 +33,9 @@ class Conversation:
         channel: Channel,
         story: Story,
         peer: str,
-        patience_s: float | None,
         apart: bool = False,
     ) -> None:
-        self._env, self._channel, self._story, self._peer, self._patience_s = env, channel, story, peer, patience_s
+        self._env, self._channel, self._story, self._peer = env, channel, story, peer
         self._first: simpy.Process | None = None
         self._apart = apart
         self._mask: simpy.Process | None = None
@@ -50,11 +51,11 @@ class Conversation:
             assert sent.callbacks is not None
             sent.callbacks.append(self._sent)
 
-    def answer(self) -> Steps:
-        """Returns the cloud's first response; None: there will be none, or none has come within patience. Then it is
+    def answer(self, within_s: float | None) -> Steps:
+        """Returns the cloud's first response; None: there will be none, or none has come within so long. Then it is
         still listened for."""
         self._first = self._env.process(self._next(lambda message: answer_of(message, self._story)))
-        return (yield from self._within(self._patience_s, self._first))
+        return (yield from self._within(within_s, self._first))
 
     def answer_before(self, ready: simpy.Event) -> Steps:
         """Returns the first response where it comes before this event does; leaves the conversation where it does
@@ -75,14 +76,23 @@ class Conversation:
         mask = self._mask_behind()
         return said if mask is None else (yield from self._within(within_s, mask, "no mask"))
 
-    def verdict(self, drafted: int) -> Steps:
-        """Returns what the cloud says of this many drafts; None: nothing any more."""
+    def verdict(self, drafted: int, within_s: float | None) -> Steps:
+        """Returns what the cloud says of this many drafts; None: nothing any more, or not within so long."""
         verdict = self._env.process(self._next(lambda message: verdict_of(message, self._story, drafted)))
-        return (yield from self._within(self._patience_s, verdict))
+        return (yield from self._within(within_s, verdict))
 
-    def tokens(self, answer: Answer, patience_s: float | None = None) -> simpy.Event:
-        """Has the answer told each further token; returns ``coming``. `patience_s`: how long nothing may come; None: as
-        long as it takes."""
+    def late(self, within_s: float | None) -> Generator[simpy.Event, Any, None]:
+        """Ends once no further token has come for so long, or with ``coming``."""
+        if within_s is None:
+            yield self.coming
+            return
+        env, last_s = self._env, self._env.now
+        while not self.coming.triggered and (left_s := last_s + within_s - env.now) > _ROUNDING_S:
+            yield self.coming | env.timeout(left_s)
+            last_s = max(last_s, self._channel.heard_s)
+
+    def tokens(self, answer: Answer) -> simpy.Event:
+        """Has the answer told each further token; returns ``coming``."""
         env, story = self._env, self._story
         if story.tokens == 1:
             answer.ended(env.now, cut=False)
@@ -90,7 +100,7 @@ class Conversation:
         mask = self._mask_behind()
         if mask is not None and not mask.triggered:
             assert mask.callbacks is not None
-            mask.callbacks.append(lambda _: self.tokens(answer, patience_s))
+            mask.callbacks.append(lambda _: self.tokens(answer))
             return self.coming
         if mask is not None and mask.value is None:
             # What comes behind a message that is none is not listened to.
@@ -113,7 +123,7 @@ class Conversation:
                     self._ends(answer)
 
         self._ended = env.event()
-        received = self._channel.receive(came, patience_s)
+        received = self._channel.receive(came)
         assert received.callbacks is not None
         received.callbacks.append(lambda received: self._over(received, answer))
         return self.coming

@@ -21,8 +21,9 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.answer import Answer
 from kvferry.pipelines.assist.conversation import Conversation
 from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, window_of
+from kvferry.pipelines.assist.pace import Pace
 from kvferry.pipelines.workload import Process
-from kvferry.policies.assist.help import Help, Patience
+from kvferry.policies.assist.help import Help, Patience, late_s
 from kvferry.policies.assist.prompt_mask import BadMask, text_of_mask
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.specs.errors import OutOfMemory
@@ -50,6 +51,7 @@ class Device:
         self._scenario, self._estimates, self._front = scenario, estimates, front
         self._workload, self._model = scenario.assist.workload, scenario.model
         self._window, self._help = window_of(scenario.device), wanted
+        self._pace = Pace(self._workload, estimates, wanted)
         # By prompt, ratio, and what the prompt goes on from.
         self._waits: dict[tuple[int, float, Behind], Patience] = {}
         self._start_bytes = start_bytes(scenario)
@@ -65,15 +67,17 @@ class Device:
         """Has the cloud answer, and shows its tokens as they come."""
         answer, leases = Answer(machine.outside.display()), []
         cloud = yield from self._asked(machine, story)
-        said = yield from cloud.answer()
+        said = yield from cloud.answer(self._patience(story).answer_s)
         if said is not None:
             self._began(machine, story, answer, said)
             answer.paced(0.0)
-            yield cloud.tokens(answer, self._patience(story).token_s)
+            cloud.tokens(answer)
+            promised_s = min(said["tpot_s"], self._workload.tolerable_tpot_s)
+            yield from cloud.late(late_s(self._patience(story).token_s, promised_s))
         if len(answer) < story.output:
             leases.append(self._hold(machine, story.prompt + story.output))
             before, ready_s = self._started(machine, story), machine.env.now + self._estimates.start_s
-            late = cloud if said is None else None
+            late = None if said is not None and cloud.coming.triggered else cloud
             yield from self._by_itself(machine, story, answer, 0, before, ready_s, late)
         yield from self._ended(machine, story, answer, *leases)
         yield from cloud.done()
@@ -81,13 +85,15 @@ class Device:
     def in_turns(self, machine: Machine, story: Story) -> Process:
         """Drafts some tokens at a time, which the cloud looks at before they are shown; both have prefilled the prompt
         (speculative decoding between edge and cloud, 2.2.1). The first token is its own."""
-        env, most = machine.env, self._help.draft
+        env, most, patience_s = machine.env, self._help.draft, self._patience(story).answer_s
         lease, answer = self._hold(machine, story.prompt + story.output), Answer(machine.outside.display())
         cloud = yield from self._asked(machine, story, drafts=True)
         first = yield self._prefill(machine, story, story.prompt, 0, self._started(machine, story))
         story.first_s = story.own_first_s = env.now
         answer.said(env.now, first)
-        said = yield from cloud.answer()
+        # It has all that it needs to go on by itself, and waits for nothing that is late.
+        round_s, tolerable_s = self._estimates.round_s(most), self._workload.tolerable_tpot_s
+        said = yield from cloud.answer(late_s(patience_s, round_s + tolerable_s))
         if said is not None and said["tokenizer"] != story.tokenizer:
             # Drafts are looked at token by token.
             cloud.send({"drafted": 0}, 0.0)
@@ -95,13 +101,14 @@ class Device:
             said = None
         if said is not None:
             story.response_bytes = said["bytes"]
+            promised_s = round_s + min(said["tpot_s"], tolerable_s)
         while said is not None and len(answer) < story.output:
             drafted, context = min(most, story.output - len(answer)), story.prompt + len(answer)
             stands = Continued(stands=tuple(answer.own))
             run = machine.submit(DecodeRun(drafted, context, stands, window_tokens=self._window), request=story.request)
             message = {"drafted": drafted, "before": tuple(answer.own), "said": (yield run)}
             cloud.send(message, drafted * self._workload.handling.answer_token_bytes)
-            said = yield from cloud.verdict(drafted)
+            said = yield from cloud.verdict(drafted, late_s(patience_s, promised_s))
             if said is not None:
                 answer.said_all(said["stands"] * [env.now], said["said"])
         if said is not None:
@@ -109,9 +116,8 @@ class Device:
         else:
             # It may wait for drafts that never come, also where the answer is whole.
             cloud.leave()
-            answer.following.end()
             if len(answer) < story.output:
-                yield from self._decoded(machine, story, story.prompt, answer)
+                yield from self._goes_on(machine, story, answer, story.behind.here + story.prompt, tuple(answer.own))
         yield from self._ended(machine, story, answer, lease)
 
     def helped(self, machine: Machine, story: Story) -> Process:
@@ -121,14 +127,14 @@ class Device:
         # Without a mask to wait for, nothing of the prompt waits.
         beginning = refined if story.ratio >= 1 else self._workload.beginning
         leases = [self._hold(machine, refined + story.output)]
-        least_s = self._least_pace_s(story, refined, refined - beginning, beginning)
+        least_s = self._pace.least_s(story, refined, refined - beginning, beginning)
         cloud = yield from self._asked(machine, story, least_s)
         here = story.behind.here
         ready_s = env.now + self._estimates.start_s + (self._estimates.prefill_s(beginning, here) if beginning else 0.0)
         before = self._started(machine, story)
         if beginning:
             before = (self._prefill(machine, story, beginning, 0, before),)
-        said = yield from cloud.answer()
+        said = yield from cloud.answer(self._patience(story).answer_s)
         if said is None:
             leases.append(self._hold(machine, story.prompt - refined))
             yield from self._by_itself(machine, story, answer, beginning, before, ready_s, cloud)
@@ -179,8 +185,7 @@ class Device:
         yield from self._prepared(machine, story, self._workload.handling.prepare_s)
         channel: Channel = machine.outside.open(self._front)
         message, n_bytes = ask(self._workload, story, wanted=self._help, pace_s=pace_s, drafts=drafts)
-        patience_s, apart = self._patience(story).answer_s, mask_apart(self._help, story.ratio)
-        cloud = Conversation(machine.env, channel, story, self._front, patience_s, apart)
+        cloud = Conversation(machine.env, channel, story, self._front, mask_apart(self._help, story.ratio))
         cloud.send(message, n_bytes)
         story.asked_s = machine.env.now
         story.hang_up = partial(cloud.break_off, "the device went offline")
@@ -207,13 +212,8 @@ class Device:
 
     def _mask_patience_s(self, story: Story) -> float:
         """How long a mask behind the first token is waited for: no longer than for any word of the cloud's."""
-        wait_s, token_s = max(_MASK_S, _AT_LEAST_EXPECTED * self._refine_s(story)), self._patience(story).token_s
+        wait_s, token_s = max(_MASK_S, _AT_LEAST_EXPECTED * self._pace.refine_s(story)), self._patience(story).token_s
         return wait_s if token_s is None else min(wait_s, token_s)
-
-    def _refine_s(self, story: Story) -> float:
-        """What the cloud is expected to take for a mask behind the first token."""
-        apart = mask_apart(self._help, story.ratio)
-        return self._workload.handling.refine_token_s * story.prompt if apart else 0.0
 
     def _unpacked(self, machine: Machine, story: Story, said: Message | None, refined: int) -> Steps[int]:
         """Returns the tokens of the prompt that are to be prefilled: all of them, where the mask is of no use. `said`:
@@ -255,24 +255,28 @@ class Device:
         cloud: Conversation | None = None,
     ) -> Process:
         """Prefills what is left of the whole prompt, and goes on behind what came from the cloud. `cloud`: has not
-        answered yet, and is helpful as long as the device has no token of its own; `ready_s`: when the device is
-        expected to have done what this comes after."""
+        answered yet, or its next token is late; it is helpful as long as the device has no token of its own. `ready_s`:
+        when the device is expected to have done what this comes after."""
         rest = story.prompt - prefilled
         own = self._prefill(machine, story, rest, prefilled, before) if rest else before[0]
         expected_s = self._expected_s(machine, ready_s, rest, story.behind.here + prefilled)
-        said = None if cloud is None else (yield from cloud.answer_before(own))
-        if cloud is None or said is None:
+        if cloud is not None and not len(answer):
+            said = yield from cloud.answer_before(own)
+            if said is None:
+                cloud = None
+            else:
+                self._began(machine, story, answer, said)
+                cloud.tokens(answer)
+                self._paced(story, answer, story.prompt, expected_s, said)
+        if cloud is None:
             answer.following.end()
-        else:
-            self._began(machine, story, answer, said)
-            cloud.tokens(answer)
-            self._paced(story, answer, story.prompt, expected_s, said)
         first = yield own
         story.own_first_s = machine.env.now
         if not len(answer):
             story.first_s = machine.env.now
             answer.said(machine.env.now, first)
-        yield from self._decoded(machine, story, story.prompt, answer, None if said is None else cloud)
+        if len(answer) < story.output:
+            yield from self._decoded(machine, story, story.prompt, answer, cloud)
 
     def _decoded(
         self, machine: Machine, story: Story, context: int, answer: Answer, cloud: Conversation | None = None
@@ -303,10 +307,14 @@ class Device:
 
     def _caught_up(self, machine: Machine, story: Story, refined: int, answer: Answer) -> Process:
         """Takes in all of the cloud's tokens but the last in one pass, and decodes from that one on."""
-        stands, came, before = tuple(answer.following.pieces), len(answer), story.behind.here + refined
+        stands, before = tuple(answer.following.pieces), story.behind.here + refined
         seen = before if self._window is None else min(before, self._window)
-        machine.submit(Prefill(came - 1, seen, (stands[:-1], ())), request=story.request)
-        nothing = Following()
+        machine.submit(Prefill(len(stands) - 1, seen, (stands[:-1], ())), request=story.request)
+        yield from self._goes_on(machine, story, answer, before, stands)
+
+    def _goes_on(self, machine: Machine, story: Story, answer: Answer, before: int, stands: tuple[Any, ...]) -> Process:
+        """Decodes the rest of the answer behind `before` tokens and what `stands`, whose KV is there."""
+        nothing, came = Following(), len(stands)
         nothing.end()
         of = Continued(nothing, answer.said, stands, read=came)
         run = machine.submit(
@@ -327,19 +335,6 @@ class Device:
         for lease in leases:
             lease.release()
 
-    def _least_pace_s(self, story: Story, refined: int, rest: int, beginning: int) -> float | None:
-        """What the pace of tokens from the cloud will be at least, before anything is measured; None where there is
-        nothing to pace."""
-        if story.tokens < 2:
-            return None
-        amortised_s = 0.0
-        if rest and self._help.smoothing == "causal":
-            unpack_s = self._workload.handling.unpack_token_s * story.prompt
-            amortised_s = (
-                self._refine_s(story) + unpack_s + self._estimates.prefill_s(rest, story.behind.here + beginning)
-            )
-        return self._covering_s(story, refined, amortised_s)
-
     def _expected_s(self, machine: Machine, ready_s: float, rest: int, before: int) -> float:
         """When the device's own first token is expected, where it can prefill the rest of a prompt from `ready_s`."""
         return max(ready_s, machine.env.now) + (self._estimates.prefill_s(rest, before) if rest else 0.0)
@@ -354,34 +349,8 @@ class Device:
         known_s: float = -math.inf,
     ) -> None:
         """Show tokens at the pace of Eq. 4; as they come, where all are to come from the cloud."""
-        story.pace_s = self._pace_s(story, refined, expected_s, said["tpot_s"])
+        story.pace_s = self._pace.of_s(story, refined, expected_s, said["tpot_s"])
         answer.paced(story.pace_s or 0.0, known_s)
-
-    def _pace_s(self, story: Story, refined: int, expected_s: float, cloud_tpot_s: float) -> float | None:
-        """The pace at which tokens from the cloud are shown (Eq. 4), where the device expects its own first token at
-        `expected_s`, and never faster than the cloud promises them, as far as users tolerate its promise; None where
-        there is nothing to pace. The paper lets prefill begin when the request is sent."""
-        if min(story.tokens, story.planned) < 2:
-            return None
-        assert story.first_s is not None and story.asked_s is not None
-        if self._help.smoothing == "paper":
-            amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
-        else:
-            amortised_s = expected_s - story.first_s
-        own_s = self._covering_s(story, refined, amortised_s)
-        return max(own_s, min(cloud_tpot_s, self._workload.tolerable_tpot_s))
-
-    def _covering_s(self, story: Story, refined: int, amortised_s: float) -> float:
-        """The pace at which as many tokens as planned cover this wait (Assistance.covering), no faster than the
-        device's own."""
-        own_s, wait_s = self._own_tpot_s(story, refined), max(0.0, amortised_s)
-        if self._help.catch_up == "decode":
-            return own_s + wait_s / (story.planned - 1)
-        catch_up_s = self._estimates.prefill_s(story.planned - 1, story.behind.here + refined)
-        return max(own_s, (wait_s + catch_up_s + own_s) / story.planned)
-
-    def _own_tpot_s(self, story: Story, refined: int) -> float:
-        return self._estimates.tpot_s(story.behind.here + refined + story.output / 2)
 
     def _hold(self, machine: Machine, tokens: int) -> Lease:
         """Memory for the KV of this many tokens; the device keeps no more than its window. Raises

@@ -132,6 +132,12 @@ class Estimates:
         """The device's."""
         return self._here(DecodeStep(1, context if self._window is None else min(context, self._window)))
 
+    def round_s(self, drafted: int) -> float:
+        """Until what a device has drafted is with the cloud, and its verdict back."""
+        link, token_bytes = self._scenario.link, self._scenario.assist.workload.handling.answer_token_bytes
+        sent_s = _sent_s(drafted * token_bytes, link.up or link) + _sent_s(token_bytes, link)
+        return round_trips_of(link).mean_s + sent_s
+
     @cached_property
     def start_s(self) -> float:
         """Until a model that lies on the device's storage is in its memory, with its LoRA."""

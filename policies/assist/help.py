@@ -12,6 +12,9 @@ _AT_LEAST_EXPECTED = 2.0
 _LONG_S = 60.0
 # Longer than what other requests hold up a token.
 _SILENT_S = 10.0
+# Behind its promised pace a token is late when it comes later by this: assumed, more than the jitter of links and a
+# piece of another's prompt.
+_JITTER_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,12 @@ def patience_of(*, own_prefill_s: float, cloud_ttft_s: float, planned: bool = Fa
     if not planned:
         return Patience(answer_s=least_s, token_s=least_s)
     return Patience(answer_s=max(least_s, _LONG_S), token_s=max(least_s, _SILENT_S))
+
+
+def late_s(patience_s: float | None, promised_s: float) -> float | None:
+    """How long a device that can go on by itself waits for what the cloud has promised within so long; never beyond its
+    patience, and for ever without any."""
+    return None if patience_s is None else min(patience_s, promised_s + _JITTER_S)
 
 
 # Refiners that go by the observation window, or by nothing.

@@ -1,7 +1,9 @@
 """Points of sweeps and searches have intervals where it is only assumed what software takes."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ from tiny import DECODING, changed
 from typer.testing import CliRunner
 
 import kvferry
+from kvferry.analysis.bar_plots import bar
 from kvferry.analysis.interval_columns import COLUMNS
 from kvferry.analysis.plots import Axis, line, spreads
 from kvferry.cli.main import app
@@ -72,6 +75,36 @@ def test_a_band_reaches_from_end_to_end_of_intervals_by_hand() -> None:
     assert found == {1: (10, 30, 80), 2: (50, 50, 50)}
     axis = line(points, Axis("x", "x"), Axis("y_s", "y"), band="min-max").axes[0]
     assert "median, band: min-max of 80 % intervals" in [text.get_text() for text in axis.texts]
+
+
+@pytest.mark.parametrize("draw", [line, bar])
+def test_all_series_have_a_band_or_none_has(draw: Callable[..., Any]) -> None:
+    points = pd.DataFrame(
+        {
+            "system": ["kvswap", "quest", "quest *"] * 2,
+            "x": [1] * 3 + [2] * 3,
+            "y_s": [2.0, 4.0, 5.0, 3.0, 5.0, 6.0],
+            "low_y_s": [None, 3.0, None, None, 4.0, 5.0],
+            "high_y_s": [None, 8.0, None, None, 9.0, 7.0],
+        }
+    )
+    x, y = Axis("x", "x"), Axis("y_s", "y")
+    axis = draw(points, x, y, by="system", band="min-max").axes[0]
+    said = [text.get_text() for text in axis.texts]
+    assert any(one.endswith("median; no 80 % intervals: kvswap without") for one in said), said
+    known = points[points["system"] != "kvswap"]
+    axis = draw(known, x, y, by="system", band="min-max").axes[0]
+    assert any(text.get_text().endswith("min-max of 80 % intervals") for text in axis.texts)
+    # The spread over seeds is there for all.
+    seeds = pd.concat([points, points.assign(y_s=points["y_s"] + 1)])
+    axis = draw(seeds, x, y, by="system", band="min-max").axes[0]
+    assert any("min-max; no 80 % intervals: kvswap without" in text.get_text() for text in axis.texts)
+
+
+def test_bars_of_systems_have_intervals_all_or_none() -> None:
+    points = pd.DataFrame({"system": ["a", "b"], "y_s": [2.0, 4.0], "low_y_s": [None, 3.0], "high_y_s": [None, 8.0]})
+    axis = bar(points, Axis("system", "system"), Axis("y_s", "y"), band="min-max").axes[0]
+    assert "bar: median; no 80 % intervals: a without" in [text.get_text() for text in axis.texts]
 
 
 def test_a_sweeps_pictures_name_the_study_and_what_was_not_measured(

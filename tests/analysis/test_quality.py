@@ -11,6 +11,7 @@ from tiny import DECODING, changed
 import kvferry
 from kvferry.analysis.compare import compare_bars
 from kvferry.analysis.quality import footnotes, is_unknown, lower_quality
+from kvferry.analysis.study_plots import marked
 from kvferry.analysis.tables import compare_table, full_rate, run_table, show
 
 ALL = {"attended_share": 1.0, "attended_tokens": 32768.0, "attention_mass": 1.0, "tpot_s": 0.1}
@@ -51,6 +52,46 @@ def test_what_leaves_tokens_out_is_marked_and_unknown_quality_is_told() -> None:
     assert "mine *" in by_system["mine"] and "not known" in by_system["mine"]
     assert "full *" not in by_system["full"] and "32,768" in by_system["full"] and "100 %" in by_system["full"]
     assert any("attention mass" in line and "not known" in line for line in printed(run_table(SYSTEMS["mine"])))
+
+
+def test_what_drops_a_part_of_the_prompt_is_marked() -> None:
+    helped = {"assisted_share": 1.0, "ttft_s": 1.0, "ttft_p95_s": 1.0}
+    systems = {
+        "helped": {**helped, "assisted_ratio": 0.25},
+        "cloud": {**helped, "assisted_ratio": 1.0},
+        "alone": {"assisted_share": 0.0, "ttft_s": 12.0},
+    }
+    assert lower_quality(systems) == {"helped": "25.0 % of the prompt"}
+    (line,) = footnotes(systems)
+    assert line.startswith("* prefills a part of the prompt, which the cloud chose")
+    by_system = {line.split()[0]: line for line in printed(compare_table(systems, ranked_by="ttft_s"))}
+    assert "helped *" in by_system["helped"] and "0.25" in by_system["helped"]
+    assert "prompt kept" in by_system["system"] and "cloud *" not in by_system["cloud"]
+    frame = pd.DataFrame(
+        {"system": ["helped", "cloud", "alone"], "outcome": "done", "assisted_ratio": [0.25, 1.0, None]}
+    )
+    rows, mark = marked(frame)
+    assert (rows["system"].tolist(), mark) == (["helped *", "cloud", "alone"], "* prefills a part of the prompt")
+
+
+def test_what_keeps_kv_in_fewer_bits_than_another_is_marked() -> None:
+    systems = {"a": SYSTEMS["full"], "b": {**SYSTEMS["full"], "kv_bits_per_value": 8.0}}
+    assert lower_quality(systems) == {"b": "8-bit KV"}
+    assert footnotes(systems) == ["* keeps KV in fewer bits than others: coarser KV, hence answers of lower quality"]
+    # All alike, and beside a run that did not finish.
+    assert not lower_quality({"b": systems["b"], "c": systems["b"], "failed": {}})
+    both = {"a": SYSTEMS["full"], "b": {**SYSTEMS["few"], "kv_bits_per_value": 8.0}}
+    assert lower_quality(both) == {"b": "8-bit KV, 410 of 32,768 tokens"}
+    frame = pd.DataFrame({"variant": ["a", "b"] * 2, "outcome": "done", "kv_bits_per_value": [None, 8.0] * 2})
+    rows, mark = marked(frame)
+    assert (rows["variant"].tolist(), mark) == (["a", "b *"] * 2, "* keeps KV in fewer bits than others")
+
+
+def test_runs_say_how_many_bits_their_kv_has() -> None:
+    described = changed(DECODING, system="vllm", budget={"kv_share": None}, policies={})
+    assert "kv_bits_per_value" not in kvferry.run(described).metrics
+    small = kvferry.run(changed(described, precision={"kv_value_bytes": 1}))
+    assert small.metrics["kv_bits_per_value"] == 8
 
 
 def test_what_a_run_has_measured_is_no_indication() -> None:

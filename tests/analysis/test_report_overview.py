@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("plotly")
 pytest.importorskip("itables")
 
+from kvferry.api.report_page.charts import bars, label_of, scatter
 from kvferry.api.report_page.names import names_of
 from kvferry.api.report_page.overview import overview_of
 from kvferry.api.report_page.page import _of_comparison, _of_points, report
@@ -53,6 +54,32 @@ def test_every_system_of_every_result_has_a_row_with_its_mark() -> None:
 def test_a_rate_of_one_token_is_no_column() -> None:
     found = overview_of([run(ttft_s=0.5, throughput_tokens_per_s=2.0)], ["one"])
     assert found is not None and found.heads == ["result", "system", "outcome", "TTFT, mean"]
+
+
+def test_energy_of_devices_with_a_cloud_stands_behind_that_of_both_together() -> None:
+    cloud = run("cloud-only", ttft_s=0.8, energy_j=15.1, cloud_energy_j=3955.0, total_energy_j=3970.1)
+    device = run("pd-device", ttft_s=0.9, energy_j=53.7, cloud_energy_j=2526.3, total_energy_j=2580.0)
+    both = Comparison("both", [cloud, device])
+    found = overview_of([both], ["both"])
+    assert found is not None
+    assert found.heads[3:] == ["TTFT, mean", "both together", "devices' energy/request"]
+    assert [row.cells[4:] for row in found.rows] == [["3.97 kJ", "15.1 J"], ["2.58 kJ", "53.7 J"]]
+    section = _of_comparison(both, iter(range(99)))
+    tables = [text for part in (section, *section.inner) for _, text in part.tables]
+    assert sum("devices' energy" in text for text in tables) == 3
+    assert not any('"energy/request' in text.replace('\\"', '"') for text in tables)
+    # Of a single machine it is all.
+    found = overview_of([run(ttft_s=0.5, energy_j=1.0)], ["one"])
+    assert found is not None and found.heads[3:] == ["TTFT, mean", "energy/request"]
+
+
+def test_axes_of_charts_say_whose_energy_it_is() -> None:
+    assert label_of("energy_j", True) == "devices' energy/request (J)"
+    assert label_of("energy_j", False) == "energy/request (J)"
+    alone = bars({"a": 1.0, "b": 2.0}, "energy_j", True)
+    assert alone.layout.xaxis.title.text == "devices' energy/request (J)"
+    table = pd.DataFrame({"x": [1, 2], "energy_j": [1.0, 2.0], "total_energy_j": [9.0, 8.0]})
+    assert scatter(table, ["x"], ["energy_j"], None).layout.yaxis.title.text == "devices' energy/request (J)"
 
 
 def test_names_say_what_was_set() -> None:

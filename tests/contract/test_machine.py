@@ -4,6 +4,7 @@ Times are compared with each other and never with constants, so that a wall-cloc
 """
 
 import itertools
+import math
 
 import pytest
 import simpy
@@ -290,6 +291,25 @@ def test_who_waits_with_patience_hears_that_nothing_comes(world: World) -> None:
     with pytest.raises(ChannelStalled, match=r"nothing has come from device for 0\.5 s"):
         env.run(until=there.receive(patience_s=0.5))
     assert env.now - began_s >= 0.5
+
+
+def test_who_receives_a_stream_knows_when_its_last_part_came(world: World) -> None:
+    here, there = world.machine.open("cloud"), world.peer.open("device")
+    env = world.machine.env
+    stream = here.stream(n_bytes=1)
+    received = there.receive()
+    assert there.heard_s == -math.inf
+    for _ in range(2):
+        put_s = env.now
+        stream.put()
+        env.run(until=env.timeout(0.5))
+        heard_s = there.heard_s
+        assert put_s <= heard_s <= env.now
+    # Without a further part nothing more is heard.
+    env.run(until=env.timeout(0.5))
+    assert there.heard_s == heard_s
+    stream.end()
+    assert env.run(until=received).times_s[-1] == pytest.approx(heard_s)
 
 
 def test_a_channel_that_has_ended_stays_ended(world: World) -> None:

@@ -297,6 +297,33 @@ def test_no_token_is_later_than_its_slot_and_the_devices_own(
 
 @SLOW
 @given(
+    system=st.sampled_from(["cloud-only", "speculative-edge"]),
+    prompt=st.integers(300, 8000),
+    output=st.integers(2, 80),
+    stalls=st.integers(1, 12),
+    outage_s=st.none() | st.tuples(st.floats(0.05, 12), st.floats(0.01, 40)),
+    jitter_ms=st.sampled_from([0, 30]),
+)
+def test_nor_where_the_cloud_answers_alone_or_in_turns(
+    system: str, prompt: int, output: int, stalls: int, outage_s: tuple[float, float] | None, jitter_ms: int
+) -> None:
+    workload: dict[str, object] = {"prompt": prompt, "output": output}
+    link: dict[str, object] = {"jitter": f"{jitter_ms} ms"}
+    if outage_s is None:
+        workload["fault"] = {"what": "stalls", "tokens": stalls}
+    else:
+        link["outages"] = [{"start": f"{outage_s[0]} s", "duration": f"{outage_s[1]} s"}]
+    run = ran(system=system, workload=workload, link=link)
+    gaps_s = np.diff(run.requests[0].token_times_s)
+    # Promised 10 ms, a second of lateness, round trip and drafts: more is only what the device takes to be ready, its
+    # prefill of 1 ms a token and 20 ms for each token that was there.
+    late_s = 1.010 + 0.020 + 0.150 + 2 * jitter_ms / 1e3
+    ready_s = prompt / 1e3 + 0.020 * output if system == "cloud-only" else 0.0
+    assert (gaps_s <= late_s + ready_s + 0.050).all()
+
+
+@SLOW
+@given(
     system=st.sampled_from(["pd-device", "tokens-only"]),
     what=st.sampled_from(["stalls", "dies", None]),
     behind=st.integers(1, 12),

@@ -7,6 +7,8 @@ from tiny import TURNS, tiny
 
 from kvferry.pipelines.record import Run, TurnRecord
 from kvferry.pipelines.run import run_scenario
+from kvferry.sessions.faults import without_effect
+from kvferry.sessions.systems import SESSION_SYSTEMS
 from kvferry.specs.errors import InputError
 
 # Conversations about three documents of ten blocks, one after the other: more than is kept.
@@ -104,14 +106,10 @@ def test_a_conversation_that_outgrows_memory_keeps_its_first_turns() -> None:
     assert run.sessions is not None and len(run.sessions.turns) == 3
 
 
-def test_what_is_kept_nowhere_is_said_where_it_is_asked_for_alone() -> None:
-    asked = tiny(TURNS, "system=streamed", "budget.kept_flash=1 MiB", "budget.kept_memory=null")
-    system = SESSION_SYSTEMS["streamed"]
-    said = list(without_effect(asked, system))
-    assert said == ([] if "flash" in system.places else [f"budget.kept_flash has no effect: keep is {system.keep}"])
-    assert (
-        list(
-            without_effect(tiny(TURNS, "system=streamed", "budget.kept_flash=null", "budget.kept_memory=null"), system)
-        )
-        == []
-    )
+def test_what_is_kept_where_nothing_is_kept_is_said_once_it_is_asked_for() -> None:
+    system = SESSION_SYSTEMS["forgetful"]
+    asked = ("system=forgetful", "budget.kept_memory=null")
+    said = [
+        list(without_effect(tiny(TURNS, *asked, f"budget.kept_flash={most}"), system)) for most in ("null", "1 MiB")
+    ]
+    assert said == [[], [f"budget.kept_flash has no effect: keep is {system.keep}"]]

@@ -192,6 +192,11 @@ class OneRate:
     def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
         return [time_s + 0.01 + n_bytes / 100e3 for time_s in sent_s]
 
+    def expected_s(
+        self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float, behind_s: float
+    ) -> Sequence[float]:
+        return self.arrivals_s(sender, receiver, sent_s, n_bytes)
+
 
 class FakeWorld(WholeWorld):
     """A world of FakeMachines, whose messages cross at one rate."""

@@ -1,6 +1,7 @@
 """Channels between processes on one machine, over a local socket. Messages are JSON and bytes, never code."""
 
 import contextlib
+import math
 import re
 import select
 import socket
@@ -148,6 +149,7 @@ class LiveChannel:
         self._receiver = Worker(env, "channel", lambda span: None)
         self._closed = False
         self._peer_closed = False
+        self.heard_s = -math.inf
         self.gone: simpy.Event = env.event()
 
     def send(self, message: Any, n_bytes: float) -> LiveWork:
@@ -244,6 +246,7 @@ class LiveChannel:
         values: list[Any] = []
         while isinstance(message := self._next(patience_s), _Part):
             times_s.append(self._env.now)
+            self.heard_s = times_s[-1]
             values.append(message.value)
             if each is not None:
                 self._env.tell(lambda part: each(*part), (times_s[-1], message.value))

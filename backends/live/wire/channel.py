@@ -1,5 +1,6 @@
 """One end of a channel over a wire, whatever the wire is."""
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -138,6 +139,12 @@ class WiredChannel:
     def broken(self) -> bool:
         """Whether an error has ended it, or either side has hung up."""
         return self.gone.triggered
+
+    @property
+    def heard_s(self) -> float:
+        for receiver in [*self._receivers][:1]:
+            return receiver.times_s[-1] if receiver.times_s else -math.inf
+        return -math.inf
 
     @property
     def waits_since_s(self) -> float | None:

@@ -118,11 +118,46 @@ def test_a_scenario_that_says_nothing_of_patience_does_not_wait_for_ever() -> No
     assert run.requests[0].token_times_s[1] == pytest.approx(first_s + 0.260 + TPOT_S)
 
 
-def test_a_cloud_alone_that_stalls_is_waited_for_as_long_as_it_would_be_for_nothing_else() -> None:
+def test_a_device_gets_ready_once_a_token_of_a_cloud_alone_is_late() -> None:
     run = ran(system="cloud-only", workload={"fault": {"what": "stalls", "tokens": 2}})
-    # Ten seconds behind the second token, and then the prefill of the whole prompt.
-    assert only(run)["largest_gap_s"] == pytest.approx(10.0 + 1.0 + 2 * TPOT_S, abs=0.05)
-    assert "nothing has come from cloud for 10 s, behind token 2 of 10" in run.notes[0]
+    # A second behind the promised 10 ms, which count from when the second token was there; then the prefill of the
+    # whole prompt, and two of its own tokens to get behind the cloud's.
+    assert only(run)["largest_gap_s"] == pytest.approx(1.010 + 1.000 + 2 * TPOT_S)
+    assert "token 3 of 10 was not there when the device had its own" in run.notes[0]
+
+
+def test_a_clouds_tokens_that_come_again_before_the_devices_own_are_shown() -> None:
+    # The fifth is there at 189 ms; the others, 9 ms behind their turn on the link, come when it is back.
+    run = ran(system="cloud-only", link={"outages": [{"start": "190 ms", "duration": "1.5 s"}]})
+    got = only(run)
+    assert run.requests[0].token_times_s[5:] == pytest.approx([1.690 + 0.0001 * n for n in range(1, 6)])
+    # It has begun by itself at the first late one, and had nothing to say.
+    assert got["own_first_s"] == pytest.approx(run.requests[0].token_times_s[4] + 1.010 + 1.000)
+    assert (got["came"], got["lost"], run.notes) == (10, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("link", "fault"),
+    [({}, {"what": "stalls", "tokens": 5}), ({"outages": [{"start": "1.2 s", "duration": "30 s"}]}, None)],
+)
+def test_a_device_that_drafts_goes_on_alone_at_the_first_late_verdict(link: Any, fault: Any) -> None:
+    run = ran(system="speculative-edge", link=link, workload={"output": 20, "fault": fault})
+    got, times_s = only(run), list(run.requests[0].token_times_s)
+    # Five drafts in 100 ms, a second behind the round trip and the promised 10 ms, and one more of its own; with the
+    # bytes of a round, at the mean rate of the link with its outage.
+    assert got["largest_gap_s"] == pytest.approx(5 * TPOT_S + 0.020 + 0.010 + 1.000 + TPOT_S, abs=0.01)
+    # It reads nothing again: the rest follows at its own pace, three tokens of each round standing before.
+    stood = 1 + 3 * (2 if fault else 1)
+    assert times_s[stood:] == pytest.approx([times_s[stood] + TPOT_S * n for n in range(20 - stood)])
+    assert got["lost"] == 1
+    assert "nothing has come from cloud for 1.03" in run.notes[0]
+
+
+def test_a_cloud_that_dies_behind_its_verdicts() -> None:
+    run = ran(system="speculative-edge", workload={"output": 20, "fault": {"what": "dies", "tokens": 5}})
+    assert "the cloud has ended the conversation" in run.notes[0]
+    times_s = run.requests[0].token_times_s
+    assert times_s[7:] == pytest.approx([times_s[7] + TPOT_S * n for n in range(13)])
 
 
 def test_drafts_need_one_tokenizer_on_both_sides() -> None:

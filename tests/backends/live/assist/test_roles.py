@@ -149,6 +149,17 @@ def test_a_model_that_is_not_resident_is_loaded_for_each_request(alone: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("system", "says"),
+    [("cloud-only", "token 4 of 12 was not there when"), ("speculative-edge", "nothing has come from cloud for 1.")],
+)
+def test_a_cloud_alone_or_in_turns_that_stalls_is_not_waited_for(system: str, says: str, alone: str) -> None:
+    run = ran(system=system, policies={"assist": None}, workload={"fault": {"what": "stalls", "tokens": 3}})
+    assert any(says in note for note in run.notes)
+    assert column(run, "lost") == [1]
+    assert said(run) == alone
+
+
+@pytest.mark.parametrize(
     ("fault", "says", "whole"),
     [
         ({"what": "unreachable"}, "the cloud has ended the conversation", True),

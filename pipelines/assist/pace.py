@@ -1,0 +1,58 @@
+"""The pace at which a device shows tokens from the cloud (P/D-Device, Eq. 4)."""
+
+from kvferry.cloud.messages import mask_apart
+from kvferry.cloud.story import Story
+from kvferry.pipelines.assist.estimates import Estimates
+from kvferry.policies.assist.help import Help
+from kvferry.specs.assist import AssistSpec
+
+
+class Pace:
+    """As a device reckons it, by what it expects of itself and hears from the cloud."""
+
+    def __init__(self, workload: AssistSpec, estimates: Estimates, wanted: Help) -> None:
+        self._workload, self._estimates, self._help = workload, estimates, wanted
+
+    def least_s(self, story: Story, refined: int, rest: int, beginning: int) -> float | None:
+        """What the pace of tokens from the cloud will be at least, before anything is measured; None where there is
+        nothing to pace."""
+        if story.tokens < 2:
+            return None
+        amortised_s = 0.0
+        if rest and self._help.smoothing == "causal":
+            unpack_s = self._workload.handling.unpack_token_s * story.prompt
+            amortised_s = (
+                self.refine_s(story) + unpack_s + self._estimates.prefill_s(rest, story.behind.here + beginning)
+            )
+        return self._covering_s(story, refined, amortised_s)
+
+    def of_s(self, story: Story, refined: int, expected_s: float, cloud_tpot_s: float) -> float | None:
+        """The pace at which tokens from the cloud are shown (Eq. 4), where the device expects its own first token at
+        `expected_s`, and never faster than the cloud promises them, as far as users tolerate its promise; None where
+        there is nothing to pace. The paper lets prefill begin when the request is sent."""
+        if min(story.tokens, story.planned) < 2:
+            return None
+        assert story.first_s is not None and story.asked_s is not None
+        if self._help.smoothing == "paper":
+            amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
+        else:
+            amortised_s = expected_s - story.first_s
+        own_s = self._covering_s(story, refined, amortised_s)
+        return max(own_s, min(cloud_tpot_s, self._workload.tolerable_tpot_s))
+
+    def _covering_s(self, story: Story, refined: int, amortised_s: float) -> float:
+        """The pace at which as many tokens as planned cover this wait (Assistance.covering), no faster than the
+        device's own."""
+        own_s, wait_s = self._own_tpot_s(story, refined), max(0.0, amortised_s)
+        if self._help.catch_up == "decode":
+            return own_s + wait_s / (story.planned - 1)
+        catch_up_s = self._estimates.prefill_s(story.planned - 1, story.behind.here + refined)
+        return max(own_s, (wait_s + catch_up_s + own_s) / story.planned)
+
+    def _own_tpot_s(self, story: Story, refined: int) -> float:
+        return self._estimates.tpot_s(story.behind.here + refined + story.output / 2)
+
+    def refine_s(self, story: Story) -> float:
+        """What the cloud is expected to take for a mask behind the first token."""
+        apart = mask_apart(self._help, story.ratio)
+        return self._workload.handling.refine_token_s * story.prompt if apart else 0.0
