@@ -8,7 +8,7 @@ from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.loading.systems import SYSTEMS, LoadingSystem
 from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
-from kvferry.pipelines.policy_schema import Schema, setting
+from kvferry.pipelines.policy_schema import Schema, setting, united
 from kvferry.pipelines.workload import System
 from kvferry.policies.keep.eviction import EvictionName
 from kvferry.policies.keep.kept import Place
@@ -109,7 +109,8 @@ _ROLES: dict[str, tuple[str, Mapping[str, Any]]] = {
 def _named(table: Mapping[str, System]) -> Schema:
     """A system by name, or with policies of its own."""
     either: list[Schema] = [{"enum": list(table)}, {"type": "null"}]
-    either.append({"type": "object", "minProperties": 1, "properties": {"name": {"enum": list(table)}}})
+    own = {"name": {"enum": list(table)}, **united(one.policy_schemas for one in table.values())}
+    either.append({"type": "object", "minProperties": 1, "properties": own, "additionalProperties": False})
     return {"anyOf": either}
 
 

@@ -303,3 +303,14 @@ def test_units_are_those_that_are_read(kind: str) -> None:
     for number, valid in (("-4", False), ("+4", True), (".5", True), ("1e3", True), ("", False), ("1,000", False)):
         assert written.is_valid(QUANTITIES[kind].example.replace(QUANTITIES[kind].example.split()[0], number)) == valid
     assert written.is_valid("0" + QUANTITIES[kind].example.lstrip("0123456789.")) == QUANTITIES[kind].zero
+
+
+@pytest.mark.parametrize(
+    ("assist", "valid"),
+    [({"token": 3}, False), ({"tokens": 3}, True), ({"name": "tokens-only", "assist": {"tokens": 3}}, True)],
+)
+def test_what_assists_has_known_keys_where_the_kind_is_not_said(
+    validators: dict[str, Any], assist: dict[str, Any], valid: bool
+) -> None:
+    told = faults(validators["scenario"], {"extends": "pd_device/assist", "policies": {"assist": assist}})
+    assert (told == []) is valid, told

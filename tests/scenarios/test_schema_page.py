@@ -15,7 +15,8 @@ def _row(section: str, key: str) -> list[str]:
 
 
 def test_rows_by_hand() -> None:
-    assert _row("link", "on_end")[1:3] == ["`loop`, `hold`, `end`", '`"loop"`']
+    assert _row("link", "on_end")[1:3] == ["`loop`, `hold`, `end`", "none"]
+    assert _row("link", "instance")[2] == '`"own"`'
     assert _row("load", "share")[1:] == [
         "number, at least 0, below 1",
         "none",
