@@ -16,7 +16,7 @@ _TEXTS = ("key", "outcome", "why", "version", VARIANT, "name", "backend", "syste
 
 def table_of(path: Path, *, needed: Collection[str] = (), numbers: Collection[str] = ()) -> Any:
     """Returns an Arrow table whose columns are of text, 64-bit numbers or truth values. `needed`: columns of text that
-    it has, without a gap; `numbers`: further ones that it has. Figures are numbers, or none.
+    it has, without a gap but in `why`; `numbers`: further ones that it has. Figures are numbers, or none.
 
     Raises FileNotFoundError, OSError, and ValueError with the column for what is no such table or would take too much
     memory: a small file may claim any number of equal rows.
@@ -50,7 +50,8 @@ def table_of(path: Path, *, needed: Collection[str] = (), numbers: Collection[st
     except Exception as error:  # pyarrow has errors of several kinds
         raise ValueError(str(error)) from error
     for column in needed:
-        if table[column].null_count:
+        # What is done has no reason why it is not.
+        if column != "why" and table[column].null_count:
             raise ValueError(f"its column {column} has rows without a value")
     return table
 

@@ -37,7 +37,8 @@ def test_what_files_may_have() -> None:
     assert said["its manifest, a sweep's provenance"] == f"{archive.MOST_MANIFEST_BYTES / 1e6:g} MB"
     assert archive.MOST_MANIFEST_BYTES == study_record._MOST_PROVENANCE_BYTES
     assert said["a table of results"] == (
-        f"{table_file.MOST_ROWS:,} rows, {table_file.MOST_VALUES:,} values, {table_file.MOST_TEXT_BYTES / 1e9:g} GB of text"
+        f"{table_file.MOST_ROWS:,} rows, {table_file.MOST_VALUES:,} values, "
+        f"{table_file.MOST_TEXT_BYTES / 1e9:g} GB of text"
     )
 
 

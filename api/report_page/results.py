@@ -90,7 +90,7 @@ def _in(folder: Path) -> Iterator[Result]:
     elif (folder / "metrics.json").is_file():
         yield _run(folder)
     elif (folder / "points.parquet").is_file():
-        yield Points(name, _table(folder / "points.parquet", ("outcome", "version")), _unmeasured(folder))
+        yield Points(name, _table(folder / "points.parquet", ("outcome", "why", "version")), _unmeasured(folder))
     elif (folder / "report.json").is_file():
         yield Verdicts(name, _verdicts(folder / "report.json"))
 
