@@ -9,6 +9,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.journal import SUFFIX, Journal, Row, rows_of
+from kvferry.analysis.table_file import table_of
 from kvferry.analysis.variants import VARIANT
 from kvferry.specs.errors import KvferryError
 from kvferry.system.whole_file import write_file
@@ -218,21 +219,12 @@ def _table(path: Path, columns: tuple[str, ...]) -> Any:
 
     Raises KvferryError when the file is damaged.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        table = pq.ParquetFile(path, page_checksum_verification=True).read()
-        table.validate(full=True)
-        plain = {pa.string(), pa.bool_(), pa.int64(), pa.float64(), pa.null()}
-        for column in (*columns, *table.column_names):
-            if table.schema.field(column).type not in ({pa.string()} if column in columns else plain):
-                raise ValueError(f"its column {column} holds values that no table of results has")
+        return table_of(path, needed=columns)
     except FileNotFoundError:
         return None
-    except (pa.ArrowException, OSError, ValueError, LookupError, RuntimeError, MemoryError) as error:
+    except (OSError, ValueError) as error:
         raise _damaged(path, error) from error
-    return table
 
 
 def _rows_of(path: Path) -> Iterator[Row]:
@@ -264,7 +256,7 @@ def _by_column(rows: Iterable[Row]) -> pd.DataFrame:
 def _damaged(path: Path, error: Exception) -> KvferryError:
     what = " ".join(str(error).split())
     costs = "only the wall times" if path.name == "timings.parquet" else "only its points, which then run again"
-    return KvferryError(f"cannot read {path}: {what:.200}; removing this file costs {costs}")
+    return KvferryError(f"cannot read {path}: {what:.300}; removing this file costs {costs}")
 
 
 def _locked(folder: Path) -> Any:

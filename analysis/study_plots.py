@@ -31,7 +31,7 @@ from kvferry.analysis.style import AS_DRAWN, Print, render
 from kvferry.analysis.tables import full_rate
 from kvferry.analysis.variants import VARIANT
 from kvferry.specs import human
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, quoted
 from kvferry.specs.scenario import Scenario
 from kvferry.system.whole_file import write_file
 
@@ -85,7 +85,7 @@ def draw_plots(
     """
     drawn = Drawn()
     names: list[str] = []
-    frame, mark = marked(frame)
+    frame, mark = marked(_with_shown_texts(frame))
     for plot in plots:
         name = _name(plot, names)
         names.append(name)
@@ -107,6 +107,18 @@ def draw_plots(
             if latex and (table := latex_of(plot.kind, rows, arguments, drawn.behind[name])) is not None:
                 drawn.files.append(write_file(folder / f"{name}.tex", table.encode()))
     return drawn
+
+
+def _with_shown_texts(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows with escapes in place of characters that no font shows."""
+    texts = frame.select_dtypes(include=["object", "string"])
+    unshown = {
+        column: {one: quoted(one) for one in texts[column].unique() if isinstance(one, str) and quoted(one) != one}
+        for column in texts
+    }
+    return (
+        frame.replace({column: names for column, names in unshown.items() if names}) if any(unshown.values()) else frame
+    )
 
 
 def marked(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:

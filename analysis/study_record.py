@@ -26,6 +26,7 @@ from kvferry.analysis.study import Study, load_study
 from kvferry.analysis.study_plots import chance_of, devices_of
 from kvferry.analysis.study_spec import PlotSpec, StudySpec
 from kvferry.analysis.study_text import files_of, with_files
+from kvferry.analysis.table_file import table_of
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.faults import complaints_of, input_error
@@ -40,7 +41,7 @@ from kvferry.traces.resolve import trace_file
 STUDY, PROVENANCE, ORDER = "study.yaml", "provenance.json", "order.parquet"
 # Files up to this size are kept, as long as all together have no more than that.
 MOST_FILE_BYTES, MOST_FILES_BYTES = 4_000_000, 40_000_000
-_MOST_PROVENANCE_BYTES = 20_000_000
+_MOST_PROVENANCE_BYTES = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -161,15 +162,42 @@ def read_provenance(folder: Path) -> Provenance:
     try:
         found = json.loads(read_text(path, _MOST_PROVENANCE_BYTES))
         provenance = Provenance(**found | {"files": {name: NamedFile(**one) for name, one in found["files"].items()}})
-        texts = (provenance.study, provenance.about, provenance.chance, *provenance.settings, *provenance.axes)
-        named = (provenance.devices, provenance.plugins, provenance.versions)
-        if not all(isinstance(one, str) for one in texts) or not all(isinstance(one, dict) for one in named):
-            raise ValueError("a value is of another kind")
-        if provenance.intervals not in (None, True, False):
-            raise ValueError(f"intervals is {provenance.intervals!r:.40}")
+        _check(provenance)
         return provenance
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: is damaged: {str(error)[:200]}") from None
+
+
+def _check(found: Provenance) -> None:
+    """Raises ValueError for a value of another kind than a sweep writes."""
+    for key in ("study", "code", "about", "chance"):
+        check_texts("it", {key: getattr(found, key)})
+    for key in ("settings", "axes", "headlines", "backends"):
+        if not isinstance(getattr(found, key), list):
+            raise ValueError(f"{key} is {getattr(found, key)!r:.40} and no list")
+        check_texts(key, dict(enumerate(getattr(found, key))))
+    for key in ("versions", "computer", "plugins", "traces"):
+        check_texts(key, getattr(found, key))
+    for setting in found.settings:
+        if setting.partition("=")[0].strip().split(".")[0] != "policies":
+            raise ValueError(f"settings has {setting!r:.60}, which is not of policies")
+    for name, file in found.files.items():
+        check_texts(f"files.{name:.60}", {"sha256": file.sha256})
+        if type(file.bytes) is not int or not 0 <= file.bytes < 2**63 or not isinstance(file.kept, bool):
+            raise ValueError(f"files.{name:.60} has {file.bytes!r:.40} bytes, kept: {file.kept!r:.40}")
+    if not isinstance(found.devices, dict) or not all(isinstance(one, dict) for one in found.devices.values()):
+        raise ValueError(f"devices is {found.devices!r:.60} and no mapping of mappings")
+    if not isinstance(found.intervals, bool | None):
+        raise ValueError(f"intervals is {found.intervals!r:.40}")
+
+
+def check_texts(key: str, found: Any) -> None:
+    """Raises ValueError for what is no mapping to texts."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{key} is {found!r:.40} and no mapping")
+    for name, one in found.items():
+        if not isinstance(one, str):
+            raise ValueError(f"{key}.{name!s:.60} is {one!r:.40} and no text")
 
 
 def plots_in(path: Path) -> tuple[PlotSpec, ...]:
@@ -183,12 +211,11 @@ def plots_in(path: Path) -> tuple[PlotSpec, ...]:
 
 def keys_in_order(folder: Path) -> list[str]:
     """Returns the keys of the study's points. Raises InputError."""
-    import pandas as pd
-
     try:
-        return [str(key) for key in pd.read_parquet(folder / ORDER, columns=["key"])["key"]]
-    except Exception as error:  # pyarrow has errors of several kinds
-        raise InputError(f"{folder / ORDER}: cannot be read: {str(error)[:200]}") from None
+        keys: list[str] = table_of(folder / ORDER, needed=("key",))["key"].to_pylist()
+    except (ValueError, OSError) as error:
+        raise InputError(f"{folder / ORDER}: cannot be read: {str(error)[:300]}") from None
+    return keys
 
 
 def recorded_study(folder: Path, check: Check | None = None) -> Study:

@@ -10,6 +10,8 @@ import hashlib
 import io
 import json
 import re
+import secrets
+import shutil
 import stat
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -19,23 +21,35 @@ from typing import Any
 
 from kvferry.analysis.dataset import rows_bytes
 from kvferry.analysis.envelope import to_json
-from kvferry.analysis.study_record import ORDER, PROVENANCE, STUDY, keys_in_order, read_provenance, yaml_bytes
+from kvferry.analysis.study_record import (
+    ORDER,
+    PROVENANCE,
+    STUDY,
+    check_texts,
+    keys_in_order,
+    read_provenance,
+    yaml_bytes,
+)
 from kvferry.analysis.study_text import files_of, with_files
 from kvferry.scenarios.named_files import content_digest, portable_name
 from kvferry.specs import human
-from kvferry.specs.document import read_document, regular_file
-from kvferry.specs.errors import InputError
+from kvferry.specs.document import read_document, read_text, regular_file
+from kvferry.specs.errors import InputError, KvferryError
 from kvferry.system.whole_file import write_file
 
 MANIFEST, POINTS = "manifest.json", "points.parquet"
 SUFFIX = ".kvferry.zip"
 MOST_ENTRIES, MOST_ENTRY_BYTES, MOST_BYTES = 5_000, 200_000_000, 500_000_000
+# A manifest says a line of each file; names of one are no longer than file systems take.
+MOST_MANIFEST_BYTES, MOST_PART_BYTES, MOST_NAME_BYTES = 5_000_000, 255, 1_000
 # What an archive may hold.
 _NAMES = re.compile(
     r"(manifest\.json|study\.yaml|provenance\.json|points\.parquet|order\.parquet"
     r"|plugins/[0-9a-f]{12}/\w[\w.-]*\.py|plots/[\w.-]+\.(png|svg|pdf|tex)|files/[0-9a-f]{12}/[^/\\\0]+(/[^/\\\0]+)*)"
 )
 _CHUNK = 1 << 20
+# Whole numbers that others count with, too.
+_MOST_COUNT = 2**63
 # Of entries: no clock is in an archive, so that equal folders make equal ones.
 _WHEN = (1980, 1, 1, 0, 0, 0)
 
@@ -66,6 +80,8 @@ def pack(folder: Path, output: Path) -> Manifest:
     for path in (folder / PROVENANCE, folder / ORDER, *(path for path in kept if path.is_file())):
         name = path.relative_to(folder).as_posix()
         if _NAMES.fullmatch(name):
+            if not _is_good(name):
+                raise InputError(f"{folder}: {name!r:.100} is no name for a file of an artefact; give it a plainer one")
             contents[name] = path.read_bytes()
     manifest = Manifest(
         study=provenance.study,
@@ -112,9 +128,41 @@ def unpack(file: Path, folder: Path) -> Manifest:
     for name in sorted({*found, *manifest.files}):
         if found.get(name) != manifest.files.get(name):
             raise InputError(f"{file}: {name} is not what its manifest says; it was changed, or is not whole")
-    for name, content in contents.items():
-        write_file(folder / PurePosixPath(name), content)
+    _write(folder, contents)
     return manifest
+
+
+def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes all files or none: into a folder with a name of its own first. Raises KvferryError."""
+    there = folder.is_dir()
+    # Within a folder that is there: it may be another disk than what lies beside it, or a shell's own folder.
+    partial = (folder if there else folder.parent) / f".{secrets.token_hex(8)}.partial"
+    try:
+        for name, content in contents.items():
+            write_file(partial / PurePosixPath(name), content)
+        if there:
+            for path in partial.iterdir():
+                path.rename(folder / path.name)
+        else:
+            partial.rename(folder)
+    except (KvferryError, OSError) as error:
+        what = str(error).replace(str(partial), str(folder))
+        raise KvferryError(f"{folder}: nothing was unpacked: {what}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_good(name: str) -> bool:
+    """Returns whether a file of an artefact may be called so: it stays in its folder, and each file system takes it."""
+    parts = name.split("/")
+    lengths = [len(part.encode("utf-8", "surrogatepass")) for part in (*parts, name)]
+    return (
+        _NAMES.fullmatch(name) is not None
+        and name.isprintable()
+        and not {".", ".."} & {*parts}
+        and max(lengths[:-1]) <= MOST_PART_BYTES
+        and lengths[-1] <= MOST_NAME_BYTES
+    )
 
 
 def _entries(file: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]]:
@@ -124,16 +172,19 @@ def _entries(file: Path, archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]
     seen: set[str] = set()
     left = MOST_BYTES
     for entry in entries:
-        name, mode = entry.filename, entry.external_attr >> 16
-        parts, kind = name.split("/"), stat.S_IFMT(mode)
-        if not _NAMES.fullmatch(name) or ".." in parts or "." in parts or kind not in (0, stat.S_IFREG):
+        name, kind = entry.filename, stat.S_IFMT(entry.external_attr >> 16)
+        if not _is_good(name) or kind not in (0, stat.S_IFREG):
             raise InputError(f"{file}: {name!r:.100} is no file of an artefact; nothing was unpacked")
         if name.casefold() in seen:
             raise InputError(f"{file}: {name!r:.100} stands twice; nothing was unpacked")
         seen.add(name.casefold())
-        content = _bounded(file, archive, entry, min(left, MOST_ENTRY_BYTES))
+        most = MOST_MANIFEST_BYTES if name == MANIFEST else MOST_ENTRY_BYTES
+        content = _bounded(file, archive, entry, min(left, most))
         left -= len(content)
         yield name, content
+    for name in seen:
+        if above := seen & {str(path) for path in PurePosixPath(name).parents}:
+            raise InputError(f"{file}: {above.pop()!r:.100} is a file and a folder; nothing was unpacked")
 
 
 def _bounded(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
@@ -151,11 +202,21 @@ def _bounded(file: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most:
 def _manifest(file: Path, content: bytes) -> Manifest:
     try:
         found = Manifest(**json.loads(content))
-        good = isinstance(found.files, dict) and isinstance(found.absent, dict) and isinstance(found.plugins, dict)
-        absent = found.absent.values() if good else ()
-        good = good and all(isinstance(one["sha256"], str) and isinstance(one["bytes"], int) for one in absent)
-        if not good or not all(isinstance(one, str) for one in (found.study, found.code, *found.files.values())):
-            raise ValueError("its files are no digests by name")
+        for key in ("study", "code"):
+            if not isinstance(getattr(found, key), str):
+                raise ValueError(f"{key} is {getattr(found, key)!r:.40} and no text")
+        if type(found.rows) is not int or not 0 <= found.rows < _MOST_COUNT:
+            raise ValueError(f"rows is {found.rows!r:.40} and no number of rows")
+        for key in ("versions", "plugins", "files"):
+            check_texts(key, getattr(found, key))
+        if not isinstance(found.absent, dict):
+            raise ValueError(f"absent is {found.absent!r:.40} and no mapping")
+        for name, one in found.absent.items():
+            if not _is_good(name):
+                raise ValueError(f"absent names {name!r:.60}, which is no file of an artefact")
+            check_texts(f"absent.{name:.60}", {"sha256": one["sha256"]})
+            if type(one["bytes"]) is not int or not 0 <= one["bytes"] < _MOST_COUNT:
+                raise ValueError(f"absent.{name:.60}.bytes is {one['bytes']!r:.40} and no size")
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise InputError(f"{file}: {MANIFEST}: {str(error)[:200] or 'is missing'}") from None
     return found
@@ -167,7 +228,7 @@ def manifest_of(folder: Path) -> Manifest:
         raise InputError(
             f"{folder}: holds no {MANIFEST}; give a file that kvferry pack wrote, or what was unpacked of it"
         )
-    return _manifest(folder / MANIFEST, (folder / MANIFEST).read_bytes())
+    return _manifest(folder, read_text(folder / MANIFEST, MOST_MANIFEST_BYTES, "manifest").encode())
 
 
 def missing_files(folder: Path, manifest: Manifest) -> list[str]:
@@ -175,8 +236,8 @@ def missing_files(folder: Path, manifest: Manifest) -> list[str]:
     lines = []
     for name, one in manifest.absent.items():
         path = folder / PurePosixPath(name)
-        if not _NAMES.fullmatch(name) or not path.exists():
-            size = human.size(float(one["bytes"]))
+        if not path.exists():
+            size = human.size(one["bytes"])
             lines.append(f"{path} is not in the artefact ({size}, sha256 {one['sha256'][:12]}...); put it there")
         elif content_digest(path) != one["sha256"]:
             lines.append(f"{path} is another file than the one that was used (sha256 {one['sha256'][:12]}...)")

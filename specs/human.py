@@ -1,5 +1,6 @@
 """Numbers for people: three significant digits and a unit that fits the size."""
 
+import math
 from collections.abc import Callable, Sequence
 
 Scale = Sequence[tuple[float, str]]
@@ -16,6 +17,8 @@ _HOUR_S = 3600
 def seconds(value_s: float) -> str:
     """ "1.23 s", "45.6 ms", "17 µs"; from two minutes on "2 min 5 s", from two hours on "2 h 5 min", from two days on
     "2 days 5 h"."""
+    if not math.isfinite(value_s):
+        return f"{value_s} s"
     if abs(value_s) >= 2 * _HOUR_S:
         long, short, named = (
             (24 * _HOUR_S, _HOUR_S, ("days", "h")) if abs(value_s) >= 48 * _HOUR_S else (_HOUR_S, 60, ("h", "min"))
@@ -54,7 +57,7 @@ def ratio(value: float) -> str:
 
 def number(value: float) -> str:
     """ "20", "3.14", "57,600": a count or a plain figure."""
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else _digits(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 or value % 1 == 0 else _digits(value)
 
 
 def count(value: float) -> str:

@@ -17,6 +17,7 @@ def bounds() -> dict[str, str]:
 
 
 def test_what_files_may_have() -> None:
+    from kvferry.analysis import study_record, table_file
     from kvferry.api import archive
     from kvferry.calibration import journal
     from kvferry.cloud import store
@@ -30,7 +31,15 @@ def test_what_files_may_have() -> None:
     )
     assert said["a journal of a calibration"] == f"{journal._MOST_BYTES // MIB} MiB"
     most = (f"{one / 1e6:g} MB" for one in (archive.MOST_ENTRY_BYTES, archive.MOST_BYTES))
-    assert said["an artefact"] == "{:,} files, {} in one, {} in all".format(archive.MOST_ENTRIES, *most)
+    assert said["an artefact"] == "{:,} files, {} in one, {} in all; names of {:,} bytes, {} in a part".format(
+        archive.MOST_ENTRIES, *most, archive.MOST_NAME_BYTES, archive.MOST_PART_BYTES
+    )
+    assert said["its manifest, a sweep's provenance"] == f"{archive.MOST_MANIFEST_BYTES / 1e6:g} MB"
+    assert archive.MOST_MANIFEST_BYTES == study_record._MOST_PROVENANCE_BYTES
+    assert said["a table of results"] == (
+        f"{table_file.MOST_ROWS:,} rows, {table_file.MOST_VALUES:,} values, "
+        f"{table_file.MOST_TEXT_BYTES / 1e9:g} GB of text"
+    )
 
 
 @pytest.mark.torch

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.folder import folder_name
 from kvferry.analysis.study_record import PROVENANCE, read_provenance
+from kvferry.analysis.table_file import table_of
 from kvferry.analysis.variants import VARIANT
 from kvferry.specs.errors import InputError
 
@@ -116,7 +117,7 @@ def _run(folder: Path) -> RunResult:
         name=folder.name,
         found=found,
         scenario=scenario,
-        spans=_table(folder / "spans.parquet", ("resource", "label", "start_s", "end_s", "n_bytes")),
+        spans=_table(folder / "spans.parquet", ("resource", "label"), ("start_s", "end_s", "n_bytes")),
         requests=_table(folder / "requests.parquet"),
     )
 
@@ -165,18 +166,10 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _table(path: Path, columns: Sequence[str] = ()) -> pd.DataFrame:
-    """Raises InputError for what cannot be read, and where one of `columns` is missing."""
-    import pandas as pd
-
+def _table(path: Path, columns: Sequence[str] = (), numbers: Sequence[str] = ()) -> pd.DataFrame:
+    """Raises InputError for what cannot be read, and where one of `columns`, of text, or of `numbers` is missing."""
     try:
-        table = pd.read_parquet(path)
-    except Exception as error:  # pyarrow has errors of several kinds
-        raise InputError(f"{path}: cannot be read: {str(error)[:200]}") from None
-    lacking = [column for column in columns if column not in table]
-    if lacking:
-        raise InputError(f"{path}: is damaged: it has no column {', '.join(lacking)}")
-    for column in [name for name, kind in table.dtypes.items() if kind.kind == "O"]:
-        # Lists and mappings cannot be counted.
-        table[column] = table[column].map(lambda cell: cell if pd.api.types.is_hashable(cell) else str(cell))
+        table: pd.DataFrame = table_of(path, needed=columns, numbers=numbers).to_pandas()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {str(error)[:300]}") from None
     return table

@@ -3,20 +3,25 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("plotly")
 pytest.importorskip("itables")
 
+from kvferry.analysis.dataset import read_points
 from kvferry.analysis.folder import write_comparison
+from kvferry.analysis.study_record import keys_in_order
 from kvferry.api.report_page.charts import _joined, bars, claims_chart, scatter
 from kvferry.api.report_page.page import _of_comparison, report
 from kvferry.api.report_page.results import Comparison, Points, RunResult, Verdicts, results_in
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, KvferryError
 
 HARMFUL = "</script><script>alert(1)</script><b>"
 
@@ -164,13 +169,59 @@ def test_no_text_is_taken_for_code(folders: dict[str, Path]) -> None:
     assert HARMFUL not in html
 
 
-def test_lists_in_a_column_are_shown_as_text(tmp_path: Path) -> None:
-    points = {"outcome": ["done"] * 2, "why": [None] * 2, "system": ["x"] * 2, "version": ["0.2.0"] * 2}
-    odd = {"link.outages": [[1, 2], [3]], "seed": [{"a": 1}, {"a": 2}], "link.rtt_s": [[0.1], None]}
-    pd.DataFrame({**points, **odd}).to_parquet(tmp_path / "points.parquet")
-    html = report([tmp_path])
-    assert "[1 2]" in html
-    assert "[3]" in html
+def points_with(folder: Path, **columns: object) -> Path:
+    """A folder of two points, some of whose columns hold something else."""
+    points = {"key": ["a", "b"], "outcome": ["done"] * 2, "why": [None] * 2, "system": ["x", "y"]}
+    whole = points | {"version": ["0.2.0"] * 2, "ttft_s": [1.0, 2.0], "attended_share": [0.5, 1.0]} | columns
+    pq.write_table(pa.table(whole), folder / "points.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "kind"),
+    [
+        ("ttft_s", pa.array([[1.0, 2.0], [3.0]]), "list"),
+        ("ttft_s", pa.array(["1", "2"]), "string; numbers would do"),
+        ("ttft_s", pa.array([1, 2], pa.timestamp("ns")), "timestamp"),
+        ("ttft_s", pa.array([1, 2], pa.decimal128(38, 10)), "decimal"),
+        ("system", pa.array([b"\xff", b"a"]), "binary; text would do"),
+        ("system", pa.array([{"a": 1}, {"a": 2}]), "struct"),
+        ("system", pa.array([1, 2]), "int64; text would do"),
+        ("link.outages", pa.array([[1], [2]]), "list<.*>; text, numbers or truth values would do"),
+        ("outcome", pa.array(["done", None]), "rows without a value"),
+    ],
+)
+@pytest.mark.parametrize("read", [results_in, lambda folders: read_points(folders[0])], ids=["report", "plot"])
+def test_a_column_of_another_kind_is_named(
+    tmp_path: Path, read: Callable[[list[Path]], object], column: str, values: pa.Array, kind: str
+) -> None:
+    points_with(tmp_path, **{column: values})
+    with pytest.raises(KvferryError, match=rf"points\.parquet: .*its column {column} h\w+ {kind}"):
+        read([tmp_path])
+
+
+def test_infinite_and_missing_figures_are_shown(tmp_path: Path) -> None:
+    endless = {"ttft_s": [float("inf"), float("-inf")], "regret": pa.array([None, float("nan")], pa.float64())}
+    html = report([points_with(tmp_path, **endless, attended_share=pa.nulls(2))])
+    assert "inf s" in html
+
+
+def test_a_table_of_a_small_file_that_claims_many_rows_or_texts_is_refused(tmp_path: Path) -> None:
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * 5_000_001, pa.int8()), ["k"])
+    pq.write_table(pa.table({"key": rows}), tmp_path / "order.parquet", compression="zstd")
+    assert (tmp_path / "order.parquet").stat().st_size < 100_000
+    with pytest.raises(InputError, match=r"order\.parquet: .*5,000,001 rows of 1 columns; 5,000,000 rows and"):
+        keys_in_order(tmp_path)
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int16()), ["x" * 600_000])
+    pq.write_table(pa.table({"key": texts}), tmp_path / "order.parquet", compression="zstd")
+    with pytest.raises(InputError, match=r"its texts have 1,200,000,000 bytes; 1,000,000,000 would do"):
+        keys_in_order(tmp_path)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table([["a"], ["b"]], names=["key", "key"]), tmp_path / "order.parquet")
+    with pytest.raises(InputError, match=r"two of its columns have one name"):
+        keys_in_order(tmp_path)
 
 
 HOSTILE = '"><img src=x onerror=alert(2)>$\\frac{$=1+1'

@@ -1,11 +1,16 @@
 """Files of every kind that is read, damaged: they are read, or refused with a message; nothing else."""
 
+import hashlib
 import json
+import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from damage import damaged, damaged_lines
 from kept_clusters import KeptClusters
@@ -54,6 +59,27 @@ ODD_VALUES: list[object] = [
     [],
     {},
     [[]],
+]
+# Two values of each kind of column that a table of results has not, or has elsewhere.
+OTHER_KINDS = [
+    pa.array([[1.0, 2.0], [3.0]]),
+    pa.array([["a"], []]),
+    pa.array([{"a": 1}, {"a": 2}]),
+    pa.array([b"\xff\xfe", b""]),
+    pa.array([10**18, 2], pa.timestamp("ns")),
+    pa.array([1, 2], pa.duration("s")),
+    pa.array([1, 2], pa.decimal128(38, 10)),
+    pa.array([float("nan"), float("inf")]),
+    pa.array([1e308, -1e308]),
+    pa.array([-(2**63), 2**63 - 1]),
+    pa.array([2**64 - 1, 0], pa.uint64()),
+    pa.array([1, None], pa.int8()),
+    pa.array([True, False]),
+    pa.nulls(2),
+    pa.array(["", None]),
+    pa.array(["$\\frac{$", "</script>\x1b[31m"], pa.large_string()),
+    pa.array(["x" * 9999, "x"]).dictionary_encode(),
+    pa.array(["1e999", "-1"]),
 ]
 # Tokens of a decode.
 FEW = tuple(f"--set=workload.{size}" for size in ("context=40", "output=8", "decoded=null", "part=middle"))
@@ -198,6 +224,80 @@ def test_odd_json_of_other_tools(seeds: range, tmp_path: Path) -> None:
         return f"{file.name}: {found.fault}: {found}" if found.fault else None
 
     check_each(seeds, f"{HERE}::test_odd_json_of_other_tools", case)
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study's archive, ``a.zip``, unpacked in ``out``."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    (folder / "study.yaml").write_text(STUDY + "plots: [{kind: line, x: workload.context, y: ttft_s, by: system}]\n")
+    for words in (
+        ("sweep", "study.yaml", "-j", "1", "--no-plots", "-o", "swept"),
+        ("pack", "swept", "-o", "a.zip"),
+        ("unpack", "a.zip", "-o", "out"),
+    ):
+        found = called(*words, folder=folder)
+        assert (found.fault, found.code) == (None, 0), str(found)
+    return folder
+
+
+@blocks(quick=10, long=1000, size=20)
+def test_values_of_other_kinds_in_an_archive(seeds: range, tmp_path: Path, unpacked: Path) -> None:
+    """A column of its tables, or a value of its records, is of another kind than a sweep writes."""
+    key = pq.read_table(unpacked / "out/order.parquet")["key"][0].as_py()
+    commands = (
+        ("report", "out", "-o", "r.html"),
+        ("plot", "out", "--output", "drawn"),
+        ("run", "out", "--point", key, "--no-plots", "-o", "new"),
+        ("pack", "out", "-o", "b.zip"),
+        ("unpack", "out", "--check", "-j", "1"),
+        ("unpack", "changed.zip", "-o", "new"),
+    )
+
+    def case(seed: int) -> str | None:
+        chance = Random(seed)
+        folder = tmp_path / str(seed)
+        shutil.copytree(unpacked / "out", folder / "out")
+        name = chance.choice(["points.parquet", "order.parquet", "manifest.json", "provenance.json"])
+        file, words = folder / "out" / name, chance.choice(commands)
+        if name.endswith(".json"):
+            text = json.dumps(odd(chance, json.loads(file.read_text())))
+            file.write_text(text.replace('"BIG"', "9" * 5000))
+        else:
+            with_column_of_another_kind(chance, file)
+        packed_again(folder / "out", folder / "changed.zip", "manifest.json" if name == "manifest.json" else None)
+        found = called(*words, folder=folder)
+        shutil.rmtree(folder)
+        if found.code == 1 and (found.out or "not drawn" in found.err) and words[0] in ("unpack", "plot"):
+            # Figures that differ, and plots without points.
+            return None
+        return f"{name}, {words[0]}: {found.fault}: {found}" if found.fault else None
+
+    check_each(seeds, f"{HERE}::test_values_of_other_kinds_in_an_archive", case)
+
+
+def with_column_of_another_kind(chance: Random, file: Path) -> None:
+    """Half of the time a column that pictures and reports look at."""
+    table = pq.read_table(file)
+    shown = [one for one in ("key", "outcome", "system", "ttft_s", "workload.context") if one in table.column_names]
+    column = chance.choice(shown if chance.random() < 0.5 else table.column_names)
+    at, n = table.column_names.index(column), len(table)
+    values = chance.choice(OTHER_KINDS)
+    pq.write_table(table.set_column(at, column, values.take(pa.array([one % 2 for one in range(n)]))), file)
+
+
+def packed_again(folder: Path, file: Path, as_it_is: str | None) -> None:
+    """An archive of a folder, with digests that fit unless its manifest shall stay as it is."""
+    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    if as_it_is is None:
+        manifest = json.loads(contents["manifest.json"])
+        manifest["files"] = {
+            name: hashlib.sha256(one).hexdigest() for name, one in contents.items() if name != "manifest.json"
+        }
+        contents["manifest.json"] = json.dumps(manifest).encode()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, one in contents.items():
+            archive.writestr(name, one)
 
 
 def odd(chance: Random, value: object) -> object:

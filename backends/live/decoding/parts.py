@@ -35,7 +35,7 @@ from kvferry.traces.key_recording import KIND as KEYS
 from kvferry.traces.selections import KIND as SELECTIONS
 from kvferry.traces.selections import SelectionStream
 
-# What the file of each key holds.
+# The kind of trace in the file of each key.
 _KINDS = {"record_selections": SELECTIONS, "record_keys": KEYS}
 
 
