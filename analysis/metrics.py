@@ -8,10 +8,9 @@ import numpy as np
 
 from kvferry.analysis.assisted import assisted_metrics, fleet_metrics
 from kvferry.analysis.decoding import decoding_metrics
-from kvferry.analysis.quality import FULL_KV_BITS
 from kvferry.analysis.remarks import BOUNDS, has_bounds, unpowered, why_no_cloud_energy, why_no_energy
 from kvferry.analysis.sessions import session_metrics
-from kvferry.codecs.sizes import mixed_error, of_mixture
+from kvferry.codecs.sizes import FULL_KV_BITS, mixed_error, of_mixture
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import SloSpec

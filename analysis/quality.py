@@ -3,6 +3,7 @@ attended to, and what of a prompt is kept."""
 
 from collections.abc import Mapping
 
+from kvferry.codecs.sizes import FULL_KV_BITS
 from kvferry.specs import human
 
 Metrics = Mapping[str, float]
@@ -14,8 +15,6 @@ SPARSE = f"{MARK} attends to a part of the tokens"
 COARSER = f"{MARK} streamed coarser KV than others"
 ROUNDED = f"{MARK} keeps KV in fewer bits than others"
 SHORTENED = f"{MARK} prefills a part of the prompt"
-# Of a value of KV where a run says nothing else.
-FULL_KV_BITS = 16
 _BITS = "streamed_bits_per_value"
 # Systems with less than this share of the most bits are marked, or with this many times the smallest error.
 _AS_MANY_BITS = 0.97

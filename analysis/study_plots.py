@@ -16,7 +16,6 @@ from kvferry.analysis.pareto import pareto
 from kvferry.analysis.plots import PLOTS, Axis
 from kvferry.analysis.quality import (
     COARSER,
-    FULL_KV_BITS,
     MARK,
     ROUNDED,
     SHORTENED,
@@ -30,6 +29,7 @@ from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import AS_DRAWN, Print, render
 from kvferry.analysis.tables import full_rate
 from kvferry.analysis.variants import VARIANT
+from kvferry.codecs.sizes import FULL_KV_BITS
 from kvferry.specs import human
 from kvferry.specs.errors import InputError, quoted
 from kvferry.specs.scenario import Scenario

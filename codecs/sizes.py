@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Of a value of KV where a run says nothing else.
+FULL_KV_BITS = 16
 _SYMBOLS = 32
 # Per channel of a chunk a 16-bit scale and a 16-bit offset, for the numbers of 1,024 tokens.
 _SCALE_BITS = 32 / 1024
