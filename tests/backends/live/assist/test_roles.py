@@ -1,5 +1,6 @@
 """A device and a cloud with real models, in one process: every system, and every fault, ends with the whole answer."""
 
+import re
 import time
 from typing import Any
 
@@ -150,11 +151,14 @@ def test_a_model_that_is_not_resident_is_loaded_for_each_request(alone: str) -> 
 
 @pytest.mark.parametrize(
     ("system", "says"),
-    [("cloud-only", "token 4 of 12 was not there when"), ("speculative-edge", "nothing has come from cloud for 1.")],
+    [
+        ("cloud-only", "token [234] of 12 was not there when"),
+        ("speculative-edge", "nothing has come from cloud for 1."),
+    ],
 )
 def test_a_cloud_alone_or_in_turns_that_stalls_is_not_waited_for(system: str, says: str, alone: str) -> None:
     run = ran(system=system, policies={"assist": None}, workload={"fault": {"what": "stalls", "tokens": 3}})
-    assert any(says in note for note in run.notes)
+    assert any(re.search(says, note) for note in run.notes), run.notes
     assert column(run, "lost") == [1]
     assert said(run) == alone
 
@@ -164,7 +168,8 @@ def test_a_cloud_alone_or_in_turns_that_stalls_is_not_waited_for(system: str, sa
     [
         ({"what": "unreachable"}, "the cloud has ended the conversation", True),
         ({"what": "dies", "tokens": 1}, "behind token 1 of 5", False),
-        ({"what": "stalls", "tokens": 3}, "token 4 of 5 was not there when", False),
+        # Behind three tokens at the latest: on a busy machine the device may have its own before the cloud's are there.
+        ({"what": "stalls", "tokens": 3}, "token [234] of 5 was not there when", False),
         ({"what": "damaged-mask"}, "the mask is damaged", True),
         ({"what": "other-mask"}, "another prompt", True),
         ({"what": "other-tokenizer"}, "taken as text", False),
@@ -176,7 +181,7 @@ def test_a_cloud_that_fails(fault: dict[str, Any], says: str, whole: bool, polic
     if policies and fault.get("tokens") == 1:
         # It dies before the mask: the whole prompt is what is left.
         says, whole = "the cloud has ended the conversation", True
-    assert any(says in note for note in run.notes)
+    assert any(re.search(says, note) for note in run.notes), run.notes
     assert column(run, "lost") == [1]
     assert said(run)[:1] == alone[:1]
     # With the whole prompt, one model says the same wherever it is asked.
