@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -134,9 +133,10 @@ def answer(
     ranked = search.trials.ranked()
     if not ranked:
         raise why_none(question, search.trials.all)
-    if not interrupted:
-        with suppress(KeyboardInterrupt):
-            ranked = _with_energy(question, ranked)
+    counted: list[Trial] = []
+    if not interrupted and not _carried_out(lambda: counted.extend(_with_energy(question, ranked))):
+        interrupted = "while its energy was counted"
+    ranked = counted or ranked
     statements = _Statements(search, ranked, lambda: monotonic() < began_s + _EXPLAINED_SHARE * limit)
     if not _carried_out(statements.first) or not (interrupted or _carried_out(statements.rest)):
         interrupted = interrupted or "while it was explained"

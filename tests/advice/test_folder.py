@@ -10,6 +10,7 @@ import pytest
 from pydantic_core import SchemaError
 
 import kvferry
+from kvferry.advice import advise as advised
 from kvferry.advice import search as search_of
 from kvferry.advice.fit import Fit
 from kvferry.advice.pictures import cells_of
@@ -85,6 +86,15 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Trials, "of", before_anything)
     with pytest.raises(KeyboardInterrupt):
         kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED)
+
+
+def test_ctrl_c_while_energy_is_counted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(question: Question, one: object) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(advised, "energy_of", stopped)
+    found = kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED, refine=False)
+    assert found.interrupted == "while its energy was counted" and found.best is not None
 
 
 def test_an_error_that_compiled_code_makes_of_ctrl_c_keeps_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
