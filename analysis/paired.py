@@ -66,8 +66,8 @@ def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paire
     policies = [column for column in same if column.startswith("policies.")]
     by_chance = [column for column in same if column == "seed" or column.startswith("link.")]
     quality = {
-        key: done.groupby(which)[key].median().to_dict() if key in done else {}
-        for key in ("kv_relative_error", "attended_share")
+        key: done.groupby(which)[key].median().dropna().to_dict() if key in done else {}
+        for key in ("kv_relative_error", "attended_share", "assisted_ratio")
     }
     done = done.assign(**{_PLACE: _joined(done, same), _COURSE: _joined(done, by_chance or same)})
     found = []
@@ -140,6 +140,9 @@ def _at_less(better: str, worse: str, quality: Mapping[str, Mapping[Any, float]]
         parts.append(f"KV error {errors[better]:.2g}, not {errors.get(worse, 0.0):.2g}")
     if shares.get(better, 1.0) < 0.99 * shares.get(worse, 1.0):
         parts.append(f"{shares[better]:.0%} of the tokens attended to, not {shares.get(worse, 1.0):.0%}")
+    kept = quality["assisted_ratio"]
+    if kept.get(better, 1.0) < 0.99 * kept.get(worse, 1.0):
+        parts.append(f"{kept[better]:.0%} of the prompt kept, not {kept.get(worse, 1.0):.0%}")
     return f" ({', '.join(parts)})" if parts else ""
 
 

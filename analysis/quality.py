@@ -68,10 +68,11 @@ def footnotes(systems: Mapping[str, Metrics]) -> list[str]:
             # A session's part that decodes is told by itself how many.
             how = "policies.decode.selected_tokens=N" if "computed_share" in sparse[0] else "--equal-tokens N"
             lines.append(f"{MARK} of these some attend to more tokens than others; {how} gives all the same number")
-    if rounded(systems):
-        lines.append(f"{ROUNDED}: coarser KV, hence answers of lower quality")
-    if shortened(systems):
-        lines.append(f"{SHORTENED}, which the cloud chose: not of equal quality with systems that keep all of it")
+    if few := rounded(systems):
+        lines.append(f"{ROUNDED} ({', '.join(few)}): coarser KV, hence answers of lower quality")
+    if part := shortened(systems):
+        what = "which the cloud chose: not of equal quality with systems that keep all of it"
+        lines.append(f"{SHORTENED} ({', '.join(part)}), {what}")
     return lines
 
 

@@ -115,6 +115,10 @@ def compare_table(
         for key in dict.fromkeys((ranked_by, *columns))
         if any(says_more(key, one) and (key in one or is_unknown(key, one)) for one in systems.values())
     ]
+    elsewhere: list[str] = []
+    if unsure is not None and ranges is not None and not any(ranked_by in one for one in ranges.values()):
+        # Their column would be empty.
+        elsewhere, ranges = _intervals_of_others(shown, systems, ranges), None
     ruler = Console(width=10 * _PIPE_WIDTH, color_system=None)
     left_out: list[str] = []
     narrow = False
@@ -129,6 +133,7 @@ def compare_table(
         narrow = True
     caption = [
         *notes,
+        *elsewhere,
         *footnotes(systems),
         *([f"left out at {width} columns: {'; '.join(left_out)}"] if left_out else []),
     ]
@@ -250,6 +255,18 @@ def says_more(key: str, metrics: Metrics) -> bool:
 
 def _range(key: str, of_runs: Range | None) -> str:
     return "" if of_runs is None or of_runs[0] == of_runs[1] else " to ".join(map(human.of_unit(key), of_runs))
+
+
+def _intervals_of_others(
+    shown: Sequence[str], systems: Mapping[str, Metrics], ranges: Mapping[str, Ranges]
+) -> list[str]:
+    """A line for each figure that has intervals, where the one that systems are ranked by has none."""
+    lines = []
+    for key in shown:
+        said = {name: _range(key, of.get(key)) for name, of in ranges.items()}
+        if found := ", ".join(f"{name} {text}" for name, text in said.items() if text):
+            lines.append(f"{INTERVAL} of {_label(key, *systems.values())}: {found}")
+    return lines
 
 
 def _unclear(order: Sequence[str], systems: Mapping[str, Metrics], ranges: Mapping[str, Ranges], key: str) -> set[str]:

@@ -69,9 +69,9 @@ class ChurnSpec(Part):
     One that goes offline hangs up, and goes on by itself."""
 
     # For how long it is online, in the mean.
-    online_s: Seconds = Field(gt=0)
+    online_s: Seconds = Field(ge=1)
     # For how long it is offline, in the mean.
-    offline_s: Seconds = Field(gt=0)
+    offline_s: Seconds = Field(ge=1)
 
 
 class CloudFaultSpec(Part):

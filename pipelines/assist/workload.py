@@ -323,6 +323,12 @@ def _modelled_alone(scenario: Scenario, system: AssistSystem) -> Iterator[Compla
         if getattr(system.serving, name):
             said = f"is modelled alone: with backend {scenario.backend} {what}"
             yield Complaint(("policies", "serving", name), said)
+    if scenario.backend != "sim":
+        said = f"is modelled alone; backend {scenario.backend} has workload.fault for what goes wrong"
+        if scenario.assist.workload.churn is not None:
+            yield Complaint(("workload", "churn"), said, at_key=True)
+        for name in (name for name, machine in scenario.machines.items() if machine.outages):
+            yield Complaint(("machines", name, "outages"), said, at_key=True)
 
 
 def _stays(workload: AssistSpec, world: World) -> str | None:

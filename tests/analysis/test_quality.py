@@ -63,7 +63,7 @@ def test_what_drops_a_part_of_the_prompt_is_marked() -> None:
     }
     assert lower_quality(systems) == {"helped": "25.0 % of the prompt"}
     (line,) = footnotes(systems)
-    assert line.startswith("* prefills a part of the prompt, which the cloud chose")
+    assert line.startswith("* prefills a part of the prompt (helped), which the cloud chose")
     by_system = {line.split()[0]: line for line in printed(compare_table(systems, ranked_by="ttft_s"))}
     assert "helped *" in by_system["helped"] and "0.25" in by_system["helped"]
     assert "prompt kept" in by_system["system"] and "cloud *" not in by_system["cloud"]
@@ -77,7 +77,9 @@ def test_what_drops_a_part_of_the_prompt_is_marked() -> None:
 def test_what_keeps_kv_in_fewer_bits_than_another_is_marked() -> None:
     systems = {"a": SYSTEMS["full"], "b": {**SYSTEMS["full"], "kv_bits_per_value": 8.0}}
     assert lower_quality(systems) == {"b": "8-bit KV"}
-    assert footnotes(systems) == ["* keeps KV in fewer bits than others: coarser KV, hence answers of lower quality"]
+    assert footnotes(systems) == [
+        "* keeps KV in fewer bits than others (b): coarser KV, hence answers of lower quality"
+    ]
     # All alike, and beside a run that did not finish.
     assert not lower_quality({"b": systems["b"], "c": systems["b"], "failed": {}})
     both = {"a": SYSTEMS["full"], "b": {**SYSTEMS["few"], "kv_bits_per_value": 8.0}}

@@ -3,6 +3,7 @@
 import io
 import re
 import runpy
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -207,3 +208,13 @@ def test_energy_of_devices_with_a_cloud_is_called_so_in_any_table() -> None:
     assert label_of("energy_j", True) == "devices' energy/request"
     assert label_of("energy_j", False) == "energy/request"
     assert label_of("ttft_s", True) == "TTFT, mean"
+
+
+def test_intervals_of_another_figure_than_the_ranked_one_stand_below() -> None:
+    systems = {"one": {"ttft_s": 1.0, "tpot_s": 0.04}, "other": {"ttft_s": 2.0, "tpot_s": 0.09}}
+    ranges = {"other": {"tpot_s": (0.03, 0.09)}}
+    out = StringIO()
+    show(compare_table(systems, ranked_by="ttft_s", ranges=ranges, unsure=set()), out)
+    said = " ".join(out.getvalue().split())
+    assert "80 % interval of TPOT: other 30.0 ms to 90.0 ms" in said
+    assert said.count("80 % interval") == 1

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from assisted import columns, only, ran
+from assisted import BY_HAND, columns, only, ran
 from by_hand import by_hand
+from tiny import changed, tiny
 
 from kvferry.specs.assist import ChurnSpec
+from kvferry.specs.errors import InputError
 from kvferry.traces.coverage import Coverage
 
 SETTING = "policies.assist={name: optimised, tokens: 5, ratio: 0.25}"
@@ -78,3 +80,9 @@ def test_shares_of_time_and_streams_of_chance() -> None:
     assert np.mean(list(found.values())) == pytest.approx(0.75, abs=0.02)
     # What other devices draw changes nothing.
     assert course(alone, 7) == found[7] and found[7] != found[8]
+
+
+@pytest.mark.parametrize("value", ["0 s", "1 ms"])
+def test_devices_stay_for_a_second_at_least(value: str) -> None:
+    with pytest.raises(InputError, match="workload.churn.online: .* must be at least 1"):
+        tiny(changed(BY_HAND, workload={"churn": {"online": value, "offline": "1 s"}}))

@@ -84,3 +84,18 @@ def test_real_instances_do_neither(name: str) -> None:
         f"{'.'.join(map(str, one.key))}: {one.what}" for one in names_in_use(tiny(BY_HAND, policy, "backend=torch"))
     ]
     assert any(f"policies.serving.{name}: is modelled alone" in line for line in said), said
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("workload.churn={online: 1 s, offline: 1 s}", "workload.churn"),
+        ("machines.cloud.outages=[{start: 0 s, duration: 1 s}]", "machines.cloud.outages"),
+    ],
+)
+def test_what_goes_wrong_in_a_modelled_fleet_is_refused_for_real(setting: str, key: str) -> None:
+    said = [
+        f"{'.'.join(map(str, one.key))}: {one.what}" for one in names_in_use(tiny(BY_HAND, setting, "backend=torch"))
+    ]
+    assert any(f"{key}: is modelled alone" in line for line in said), said
+    assert not any("modelled alone" in one.what for one in names_in_use(tiny(BY_HAND, setting)))
