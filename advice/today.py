@@ -36,7 +36,7 @@ _PROTOTYPES = {
 
 
 class EngineFlags(Spec):
-    """What an engine does, by the flags of its command, and by variables of its environment."""
+    """Names what an engine does, by flags of its command and variables of its environment."""
 
     source: str
     command: str

@@ -207,7 +207,7 @@ def _loading_metrics(requests: Sequence[RequestRecord], measured: Mapping[str, A
     coded_requests = [r for _, r in loaded if r.codec is not None]
     lost = [of_mixture(str(r.codec), r.shares_by_level) for r in coded_requests]
     if coded_requests and measured.get("kv_relative_errors"):
-        # What was measured on the model that runs goes before what is known of another; so does not knowing.
+        # Prefer the error measured on the model that ran to the table of another model.
         by_level = measured["kv_relative_errors"]
         found["kv_relative_error"] = _mean([mixed_error(by_level, r.shares_by_level) for r in coded_requests])
     elif lost and None not in lost:

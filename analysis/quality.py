@@ -65,7 +65,7 @@ def footnotes(systems: Mapping[str, Metrics]) -> list[str]:
         )
         selected = [one["attended_tokens"] for one in systems.values() if _is_sparse(one)]
         if max(selected) > _AS_MANY_TOKENS * min(selected):
-            # A session's part that decodes is told by itself how many.
+            # In a session the number is a setting of its decode system.
             how = "policies.decode.selected_tokens=N" if "computed_share" in sparse[0] else "--equal-tokens N"
             lines.append(f"{MARK} of these some attend to more tokens than others; {how} gives all the same number")
     if few := rounded(systems):

@@ -150,11 +150,8 @@ class Estimates:
 
     def patience(self, prompt: int, ratio: float, wanted: Help, behind: Behind = NOTHING) -> Patience:
         """How long a device waits for the cloud with a prompt of this length, of which such a part is prefilled."""
-        there, planned = (
-            self.assistance(prompt, ratio, wanted, self._scenario.link, behind),
-            wanted.patience_s == "planned",
-        )
-        own_prefill_s = self.start_s + self.prefill_s(prompt, behind.here)
+        there = self.assistance(prompt, ratio, wanted, self._scenario.link, behind)
+        own_prefill_s, planned = self.start_s + self.prefill_s(prompt, behind.here), wanted.patience_s == "planned"
         return patience_of(own_prefill_s=own_prefill_s, cloud_ttft_s=there.cloud_ttft_s, planned=planned)
 
     def help(self, prompt: int, link: LinkSpec, wanted: Help, behind: Behind = NOTHING) -> Setting | Fallback:

@@ -46,7 +46,7 @@ class Turn:
             instance, request, context, tokens, sends_s,
         )  # fmt: skip
         self.done: simpy.Event = instance.machine.env.event()
-        # Nobody is promised a pace that nobody asked for.
+        # Without a pace that was asked for, tokens are never late.
         self.pace_s = math.inf if pace_s is None else pace_s
         # When the next token is to be there.
         self.due_s = sends_s + self.pace_s

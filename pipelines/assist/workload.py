@@ -270,7 +270,7 @@ class AssistFlow:
         world.crowd.leave(story.device)
 
     def _while_online(self, world: World, story: Story, coverage: Coverage) -> None:
-        """Has the device ask nobody where it is offline, and hang up when it goes so."""
+        """Keeps an offline device from asking the cloud, and ends its conversation when it goes offline."""
         env = world.machine.env
         online, until_s = coverage.of(story.device, env.now)
         if not online:
