@@ -65,7 +65,10 @@ class ThreeWayFerry:
 
     def _next(self, path: int, progress: LoadProgress, facts: LoadFacts) -> int | None:
         self._look(progress, facts)
-        unit = self._computable_part(progress) if path == COMPUTE else self._own_part(path, progress)
+        unit = self._own_part(path, progress)
+        if unit is None and self._never_computable(progress):
+            self._divide(progress, facts)
+            unit = self._own_part(path, progress)
         if unit is None:
             unit = self._from_the_last(path, progress, facts)
         if unit is not None:
@@ -132,6 +135,8 @@ class ThreeWayFerry:
     # --- what a path takes ------------------------------------------------------------------------------------------
 
     def _own_part(self, path: int, progress: LoadProgress) -> int | None:
+        if path == COMPUTE:
+            return self._computable_part(progress)
         part = self._parts[path]
         while part:
             unit = part.pop()
@@ -146,6 +151,18 @@ class ThreeWayFerry:
             if progress.absent(unit) and progress.computable(unit):
                 return unit
         return None
+
+    def _never_computable(self, progress: LoadProgress) -> bool:
+        """Whether the processor's part holds a unit whose column ended below it, as another path won a race there."""
+        problem = self._problem
+        if problem.coupling == "all_heads":
+            return False
+        for unit in self._parts[COMPUTE]:
+            t, l, c = problem.place(unit)
+            below = (problem.unit(t, lower, c) for lower in range(progress.depth[t][c], l))
+            if progress.absent(unit) and any(progress.present[lower] for lower in below):
+                return True
+        return False
 
     def _from_the_last(self, path: int, progress: LoadProgress, facts: LoadFacts) -> int | None:
         """The last unit of the path that would end last, if this path would have it sooner; None if there is none."""

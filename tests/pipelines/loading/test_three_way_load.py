@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from machines import TimedMachine
 
@@ -15,7 +15,9 @@ from kvferry.pipelines.loading.outlook import Outlook
 from kvferry.pipelines.loading.pace import Pace
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.ferry_three_way import ThreeWayFerry
+from kvferry.policies.loading.loader import LoadFacts, Read, Stream
 from kvferry.policies.loading.problem import Coupling, LoadProblem
+from kvferry.policies.loading.progress import LoadProgress
 from kvferry.policies.loading.three_way import three_way_bound_s
 from kvferry.specs.model import ModelSpec
 
@@ -109,6 +111,23 @@ def test_what_a_slow_transfer_still_carries_is_read_once() -> None:
     assert load.progress.read_bytes == load.units_read * UNIT_BYTES
 
 
+def test_what_lies_above_a_unit_that_came_by_another_path_is_brought_not_left_to_the_processor() -> None:
+    # Computing both layers takes 2 s, the link 10 s for one. Storage has layer 0 after 1 s, which ends the column.
+    context = context_of((1, 2, 1))
+    problem = problem_of(context, np.array([[[True], [False]]]))
+    loader, progress = ThreeWayFerry(), LoadProgress(problem)
+    facts = LoadFacts(now_s=0.0, planned_bytes_per_s=100.0, rtt_s=0.0, planned_read_bytes_per_s=1000.0)
+    loader.start(problem, facts)
+    assert loader.next_stream(progress, facts) is None
+    assert loader.next_read(progress, facts) == Read((0,))
+    progress.hand_over_read(0, UNIT_BYTES)
+    assert loader.next_stream(progress, facts) is None
+    progress.read(0, UNIT_BYTES)
+    assert loader.next_compute(progress, facts) is None
+    assert loader.next_stream(progress, facts) == Stream((1,))
+
+
+@example(seed=1, coupling="per_head", link=0.1, storage=1.0, stored=0.5)
 @given(
     seed=st.integers(0, 10**6),
     coupling=st.sampled_from(["per_head", "all_heads"]),
