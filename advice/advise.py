@@ -203,7 +203,7 @@ class _Statements:
         facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
         self._say(Statement("a", "fits", (str(fit),), facts))
         self._say(chosen(question, ranked))
-        self._say(runners(question, ranked))
+        self._say(runners(question, ranked, self._few))
         self._say(not_worth(question, ranked, self._few, fit))
         self._say(today(question, list(ranked)))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kvferry.advice.answer import AS_GOOD, FIGURES, Statement, more, runners_up, shown
-from kvferry.advice.composition import LOSSES
+from kvferry.advice.composition import LOSSES, Loss
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 
@@ -37,11 +37,13 @@ def _changed(best: Trial, other: object) -> Iterator[str]:
             yield f"{part.replace('_', ' ')} {value}"
 
 
-def runners(question: Question, ranked: Sequence[Trial]) -> Statement:
-    """Returns the runners-up, with what each costs more than the best, or gives up."""
+def runners(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = ()) -> Statement:
+    """Returns the runners-up, with what each costs more than the best, or gives up. `few`: trials over few turns, which
+    say it of what gives up more where nothing tried over all turns does."""
     best, metric = ranked[0], question.use.spec.best
     lines = []
-    for one in runners_up(ranked, metric):
+    named = runners_up(ranked, metric)
+    for one in named:
         costs = [
             f"{FIGURES[key]} {more(one.figures[key] / best.figures[key])}"
             for key in (metric, "ttft_s", "energy_j", "memory_peak_bytes")
@@ -49,10 +51,19 @@ def runners(question: Question, ranked: Sequence[Trial]) -> Statement:
         ]
         lines.append(f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(dict.fromkeys(costs))}")
     for loss in LOSSES[LOSSES.index(best.composition.loss) + 1 :]:
-        gives = min(
-            (one for one in ranked if one.composition.loss == loss), key=lambda one: one.figures[metric], default=None
-        )
-        if gives is not None and gives.figures[metric] < best.figures[metric]:
-            ratio = more(gives.figures[metric] / best.figures[metric])
-            lines.append(f"giving up more: {gives.composition.name}{_LOSS[loss]}: {FIGURES[metric]} {ratio}")
+        if not any(one.composition.loss == loss and one.figures[metric] < best.figures[metric] for one in named):
+            lines += _giving_up(loss, best, ranked, metric) or _giving_up(loss, best, few, metric, ", over few turns")
     return Statement("c", "runners-up", tuple(lines) or ("no other composition keeps the limits",))
+
+
+def _giving_up(loss: Loss, best: Trial, trials: Sequence[Trial], metric: str, where: str = "") -> list[str]:
+    """A line on the best trial that gives up just this, if it is better than the same run of the best composition."""
+    alike = next((one for one in trials if one.composition == best.composition), None)
+    gives = min(
+        (one for one in trials if one.composition.loss == loss), key=lambda one: one.figures[metric], default=None
+    )
+    if alike is None or gives is None or gives.figures[metric] >= alike.figures[metric]:
+        return []
+    figure, ratio = gives.figures[metric], gives.figures[metric] / alike.figures[metric]
+    what = f"{gives.composition.name}{_LOSS[loss]}"
+    return [f"giving up more: {what}: {FIGURES[metric]} {shown(metric, figure)} ({more(ratio)}){where}"]

@@ -24,6 +24,7 @@ _RESTS_ON = {
 }
 # A key of efficiency, as its source speaks of them one by one.
 _KERNELS = {"ttft_s": ("gemm",), "ttft_p95_s": ("gemm",), "tpot_s": ("gemv", "decode_attention")}
+_LATE = "no intervals: the time ran out before they were worked out"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def evidence_of(best: Trial, sureness: Sureness | None) -> Evidence:
         low, high = (first + rest_s * pace / own_s for first, pace in zip(firsts, found["tpot_s"], strict=True))
         found["answer_s"] = low, high
     marks = {key: _mark(best, key) for key in FIGURES if key in best.figures}
-    said = how_sure([sureness.evidence]) if sureness is not None else ["no intervals: helped devices have none"]
+    why = "no intervals: helped devices have none" if best.composition.helped is not None else _LATE
+    said = how_sure([sureness.evidence]) if sureness is not None else [why]
     return Evidence(found, marks, said)
 
 

@@ -27,19 +27,22 @@ _MOST_NAMED = 3
 @dataclass(frozen=True)
 class Fit:
     """``context``: the longest that fits, at least so many tokens where ``is_least``; 0: it is not asked for, as of a
-    device that is helped. ``peak_bytes`` of ``memory_bytes`` are taken by the use's own contexts."""
+    device that is helped. ``peak_bytes`` of ``memory_bytes`` are taken by the use's own contexts. ``in_memory``: the
+    longest context with all KV in the processor's memory, where the choice has it elsewhere; else None."""
 
     context: int
     is_least: bool
     memory_bytes: float
     peak_bytes: float
+    in_memory: int | None = None
 
     def __str__(self) -> str:
         room = f"{human.size(self.peak_bytes)} of {human.size(self.memory_bytes)}"
         if not self.context:
             return f"it fits: {room}"
         reach = f"{'more than ' if self.is_least else ''}{human.count(self.context)} tokens"
-        return f"it fits: {room}; the longest context is {reach}"
+        beside = f" ({human.count(self.in_memory)} with KV in memory)" if self.in_memory is not None else ""
+        return f"it fits: {room}; the longest context is {reach}{beside}"
 
 
 def longest_context(question: Question, one: Composition) -> tuple[int, bool]:
@@ -73,9 +76,12 @@ def fit_of(question: Question, best: Trial) -> Fit:
     """Returns how long a context may be for the composition of a trial."""
     assert best.scenario is not None
     granted = best.scenario.budget.memory_bytes or best.scenario.device.memory.free_bytes
-    helped = best.composition.helped is not None
-    context, is_least = (0, True) if helped else longest_context(question, best.composition)
-    return Fit(context, is_least, granted, best.figures["memory_peak_bytes"])
+    one, peak_bytes = best.composition, best.figures["memory_peak_bytes"]
+    if one.helped is not None:
+        return Fit(0, True, granted, peak_bytes)
+    in_memory = Composition(kv_bits=one.kv_bits, prefill_chunk=one.prefill_chunk)
+    beside = None if one.away is None else longest_context(question, in_memory)[0]
+    return Fit(*longest_context(question, one), granted, peak_bytes, beside)
 
 
 # --- nothing keeps all limits --------------------------------------------------------------------------------------

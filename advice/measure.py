@@ -179,8 +179,13 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     metric, base = question.use.spec.best, question.described["device"]
     device = base if isinstance(base, str) else base["extends"]
     matters = [one for one in found if one.swing > 0.001]
+    untried = [one.name for one in NUMBERS if one not in [each.number for each in found]]
+    late = [f"not tried, as the time ran out: {', '.join(untried)}"] if untried else []
     if not matters:
-        return Statement("g", "measure next", ("no number that a measurement would give changes the answer",))
+        none = (
+            [f"no {'other ' if late else ''}number that a measurement would give changes the answer"] if found else []
+        )
+        return Statement("g", "measure next", (*none, *late))
     first = matters[0]
     span = f"{shown(metric, first.low)} to {shown(metric, first.high)}"
     lines = [f"{first.number.name}: {first.times:.3g} times as fast or as slow, {FIGURES[metric]} is {span}"]
@@ -194,6 +199,7 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]
     if rest:
         lines.append(f"then {', '.join(rest)}")
+    lines += late
     facts = {
         one.number.name: {"times": one.times, "low": one.low, "high": one.high, "overtaken": list(one.overtaken)}
         for one in found

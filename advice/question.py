@@ -12,6 +12,7 @@ from kvferry.advice.use import Use, load_use
 from kvferry.analysis.search_spec import Constraint
 from kvferry.api.scenario import load
 from kvferry.scenarios.loader import load_device, load_model
+from kvferry.specs import human
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -47,6 +48,16 @@ class Question:
     linked: bool = True
     helper: str | None = None
     any_quality: bool = False
+
+    @property
+    def about(self) -> str:
+        """What happens in the use, and what was asked for in other words than the use's own."""
+        pairs = [text.partition("=")[::2] for text in self.settings]
+        asked = {key.removeprefix("workload."): value for key, value in pairs if key.startswith("workload.")}
+        if self.described["workload"].get("context") != self.use.workload.get("context"):
+            asked = {"context": f"{human.count(self.described['workload']['context'])} tokens", **asked}
+        said = ", ".join(f"{key} {value}" for key, value in asked.items())
+        return f"{self.use.spec.about}; asked with {said}" if said else self.use.spec.about
 
     def scenario(self, one: Composition, settings: Mapping[str, Any] | None = None) -> Scenario:
         """Returns the scenario of a composition; `settings` apply to it besides. Raises InputError."""

@@ -13,7 +13,7 @@ def screen(found: Answer, width: int) -> Iterator[str]:
     """Yields the lines of an answer: its question, then what its results say under each letter."""
     question = found.question
     device, use = question.device, question.use.spec
-    yield f"{use.name} on {device.name}: {use.about}"
+    yield f"{use.name} on {device.name}: {question.about}"
     for statement in found.statements:
         yield from lines_of(statement.title, statement.lines, min(width, _WIDEST))
     kind = "over few turns of the use" if found.coarse else "over all turns of the use"

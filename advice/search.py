@@ -18,6 +18,8 @@ _FEW_TURNS, _FIRST_S = 3, 7.0
 # Decode systems that were this many times as slow over few turns are not tried over all.
 _HOPELESS = 1.5
 _MOST_ROUNDS = 4
+# What the search for compositions that give up nothing takes of its time; the rest is for those that do.
+_EXACT_SHARE = 0.6
 
 
 class Search:
@@ -55,16 +57,16 @@ class Search:
 
     def refine(self) -> None:
         """Searches over all turns: the best that gives up nothing; then, with its other parts, what gives up more."""
-        space = self.question.space
+        space, began_s = self.question.space, monotonic()
         begin = self._first_of("none")
         if begin is not None:
-            self._descend(begin, space.neighbours, "none")
+            self._descend(begin, space.neighbours, "none", began_s + _EXACT_SHARE * (self._until_s - began_s))
         for one in space.helpers:
             if self.in_time:
                 self.whole.of(one)
         near = self._best_of("none") or self._first_of("part")
         if near is not None:
-            self._descend(near, lambda one: self._parts_of(one, ("kv_bits", "load")), "coarser")
+            self._descend(near, self._coarser, "coarser")
             self._descend(near, space.with_decodes, "part")
             sparse = self._best_of("part")
             if sparse is not None and sparse.decoding.tunable:
@@ -73,6 +75,12 @@ class Search:
 
     def _parts_of(self, one: Composition, parts: Sequence[str]) -> list[Composition]:
         return [other for other in self.question.space.neighbours(one) if set(one.differs(other)) <= set(parts)]
+
+    def _coarser(self, one: Composition) -> list[Composition]:
+        """Other bits and other loads; and other decode systems with these bits, as KV may fit in memory then."""
+        changed = self._parts_of(one, ("kv_bits", "load"))
+        of_bits = [other for other in changed if other.kv_bits != one.kv_bits]
+        return [*(decoding for other in of_bits for decoding in self.question.space.with_decodes(other)), *changed]
 
     def _first_of(self, loss: Loss) -> Composition | None:
         """The best over few turns of those that give up this and no more; None: there is none."""
@@ -84,8 +92,10 @@ class Search:
         ranked = (one.composition for one in self.whole.ranked())
         return next((one for one in ranked if one.loss == loss and one.helped is None), None)
 
-    def _descend(self, begin: Composition, near: Callable[[Composition], list[Composition]], loss: Loss) -> None:
-        """Goes on to the best neighbour that gives up no more than this, until none is better."""
+    def _descend(
+        self, begin: Composition, near: Callable[[Composition], list[Composition]], loss: Loss, until_s: float = inf
+    ) -> None:
+        """Goes on to the best neighbour that gives up no more than this, until none is better or it is late."""
         if begin.helped is not None or not self.in_time:
             return
         best = self.whole.of(begin)
@@ -93,7 +103,7 @@ class Search:
             allowed = [one for one in near(best.composition) if LOSSES.index(one.loss) <= LOSSES.index(loss)]
             # Where even the best so far does not fit, or keeps no limits, nothing is hopeless.
             hopeful = allowed if self.whole.rank(best)[0] else filter(self._is_worth_it, allowed)
-            found = _each(self.whole, hopeful, lambda: self.in_time)
+            found = _each(self.whole, hopeful, lambda: self.in_time and monotonic() < until_s)
             better = min([best, *found], key=lambda one: _within(self.whole, one))
             if better is best:
                 return

@@ -100,9 +100,10 @@ def _cost(gain: float) -> str:
 def _why(one: Worth, fit: Fit) -> Iterator[str]:
     """What the figures of the best trial with the part say."""
     figures, name, without = one.with_it.figures, one.part.name, one.without.composition
-    if "while decoding" in name and without.away is None and without.helped is None and fit.context:
-        more = "at least " if fit.is_least else ""
-        yield f"up to {more}{human.count(fit.context)} tokens it fits in memory"
+    holds = fit.context if fit.in_memory is None else fit.in_memory
+    if "while decoding" in name and without.away is None and without.helped is None and holds:
+        more = "at least " if fit.is_least and fit.in_memory is None else ""
+        yield f"up to {more}{human.count(holds)} tokens it fits in memory"
     if name.startswith("keeping KV on flash") and not figures.get("found_on_flash_share"):
         yield "nothing was found there that was not in memory"
     if name.startswith("keeping KV in the cloud") and not figures.get("found_in_cloud_share"):

@@ -130,3 +130,26 @@ def test_what_is_slow_but_fits_is_chosen_where_what_was_fast_over_few_turns_does
     search.refine()
     chosen = search.whole.ranked()[0].composition
     assert chosen.loss == "none" and chosen.away == "host"
+
+
+def test_coarser_kv_in_memory_is_found_where_kv_of_16_bits_does_not_fit() -> None:
+    """2,048 tokens of Llama 3.2 1B take 67 MB of KV at 16 bits and 36 MB at 8.5."""
+    settings = [*FEW, "workload.spread=0.0", "budget.prefill_chunk=512", "policies.keep=drop"]
+    asked = {"device": "rtx-4060", "model": "llama-3.2-1b", "context": 2048}
+    all_bytes, coarse_bytes = (
+        tried(question_of(settings=settings, **asked), Composition(keep="drop", kv_bits=bits)).figures[
+            "memory_peak_bytes"
+        ]
+        for bits in (16.0, 8.5)
+    )
+    short = question_of(settings=settings, memory=(all_bytes + coarse_bytes) / 2 / 0.98, **asked)
+    search = Search(short, lambda: None)
+    search.first()
+    search.refine()
+    exact, *_ = search.whole.ranked()
+    assert exact.composition.loss == "none" and exact.composition.away == "host"
+    coarse = min(
+        (one for one in search.whole.ranked() if one.composition.loss == "coarser"), key=lambda t: t.figures["answer_s"]
+    )
+    assert (coarse.composition.away, coarse.composition.kv_bits) == (None, 8.5)
+    assert coarse.figures["answer_s"] < exact.figures["answer_s"]

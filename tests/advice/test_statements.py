@@ -63,6 +63,29 @@ def test_a_part_that_was_tried_over_few_turns_alone_is_judged_by_these(question:
     assert gains["KV on storage while decoding"] == pytest.approx(-2 / 3)
 
 
+def test_what_is_faster_but_gives_up_more_is_named_over_few_turns_if_need_be(question: Question) -> None:
+    best, coarse = trial(100.0, decode="flexgen", away="host"), trial(10.0, kv_bits=8.5)
+    name = "vllm + keep memory + KV of 8.5 bits, coarser KV"
+    (runner_up,) = runners(question, [best, coarse]).lines
+    assert runner_up.startswith(f"{name}: whole answer, mean -90 %")
+    line = f"giving up more: {name}: whole answer, mean 10.0 s (-90 %)"
+    nearer = [trial(110.0 + 10 * n, decode="flexgen", away="host", evict=str(n)) for n in range(3)]
+    assert runners(question, [best, *nearer, coarse]).lines[-1] == line
+    assert runners(question, [best], [best, coarse]).lines[-1] == f"{line}, over few turns"
+    assert not any("giving up" in said for said in runners(question, [best], [coarse]).lines)
+
+
+def test_a_context_of_the_users_own_stands_behind_the_uses_words() -> None:
+    of = {"device": "rtx-4060", "model": "qwen3-8b", "use": "documents"}
+    assert question_of(**of).about.endswith("documents of 8Ki tokens")
+    said = question_of(**of, context="32Ki", settings=["workload.turns=3"]).about
+    assert said.endswith("; asked with context 32,768 tokens, turns 3")
+
+
+def test_what_has_kv_elsewhere_fits_with_what_memory_alone_would_hold() -> None:
+    assert str(Fit(65_536, False, 8e9, 6e9, 9_216)).endswith("context is 65,536 tokens (9,216 with KV in memory)")
+
+
 def test_the_limit_that_is_missed_by_least_gives_way_first() -> None:
     """The first has 2 s and 50 tokens/s, the second 0.9 s and 10: twice the wait that is asked for, and four and a half
     times the time per token."""
@@ -125,5 +148,8 @@ def test_the_number_that_changes_the_choice_is_measured_first(question: Question
     lines = next_measurement(question, [turns, still]).lines
     assert lines[0].startswith("the rate of prefill: 2 times") and lines[1] == turns.overtaken[0]
     assert "kvferry calibrate --output my-device --base rtx-4060 --from llama-bench.json" in lines[2]
-    nothing = next_measurement(question, [replace(still, swing=0.0)])
+    assert lines[-1] == "not tried, as the time ran out: the storage, the link, the copies between memories"
+    nothing = next_measurement(question, [replace(still, swing=0.0, number=one) for one in NUMBERS])
     assert nothing.lines == ("no number that a measurement would give changes the answer",)
+    (late,) = next_measurement(question, []).lines
+    assert late.startswith("not tried, as the time ran out: the rate of decoding, ")
