@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvferry.advice.composition import LOSSES
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 from kvferry.specs import human
@@ -80,16 +81,29 @@ class Answer:
 
 
 def runners_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:
-    """Returns the next compositions that keep the limits, each another one in what it loads, decodes or keeps with,
-    and each with another result."""
+    """Returns the next compositions that keep the limits and give up no more, each another one in what it loads,
+    decodes or keeps with, and each with another result."""
     found: list[Trial] = []
     for one in ranked[1:]:
         values = [other.figures[metric] for other in (ranked[0], *found)]
-        if all(abs(one.figures[metric] / value - 1) > AS_GOOD for value in values):
+        if all(abs(one.figures[metric] / value - 1) > AS_GOOD for value in values) and not _gives_up(one, ranked[0]):
             found.append(one)
         if len(found) == RUNNERS_UP:
             break
     return found
+
+
+def giving_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:
+    """Returns the best composition of each kind that gives up more than the first, if it is better."""
+    best: dict[str, Trial] = {}
+    for one in ranked:
+        if _gives_up(one, ranked[0]) and one.figures[metric] < ranked[0].figures[metric]:
+            best[one.composition.loss] = min(best.get(one.composition.loss, one), one, key=lambda t: t.figures[metric])
+    return list(best.values())
+
+
+def _gives_up(one: Trial, than: Trial) -> bool:
+    return LOSSES.index(one.composition.loss) > LOSSES.index(than.composition.loss)
 
 
 def more(ratio: float) -> str:

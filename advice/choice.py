@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvferry.advice.answer import AS_GOOD, FIGURES, Statement, more, runners_up, shown
-from kvferry.advice.composition import LOSSES, Loss
+from kvferry.advice.answer import AS_GOOD, FIGURES, Statement, giving_up, more, runners_up, shown
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 
@@ -42,28 +41,24 @@ def runners(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = 
     say it of what gives up more where nothing tried over all turns does."""
     best, metric = ranked[0], question.use.spec.best
     lines = []
-    named = runners_up(ranked, metric)
-    for one in named:
+    for one in runners_up(ranked, metric):
         costs = [
             f"{FIGURES[key]} {more(one.figures[key] / best.figures[key])}"
             for key in (metric, "ttft_s", "energy_j", "memory_peak_bytes")
             if best.figures.get(key) and key in one.figures
         ]
         lines.append(f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(dict.fromkeys(costs))}")
-    for loss in LOSSES[LOSSES.index(best.composition.loss) + 1 :]:
-        if not any(one.composition.loss == loss and one.figures[metric] < best.figures[metric] for one in named):
-            lines += _giving_up(loss, best, ranked, metric) or _giving_up(loss, best, few, metric, ", over few turns")
+    gives = giving_up(ranked, metric)
+    lines += [_giving_up(one, best, metric) for one in gives]
+    # The same run of the best composition first, which the others are better than.
+    alike = [one for one in few if one.composition == best.composition]
+    for one in giving_up([*alike, *few], metric) if alike else ():
+        if one.composition.loss not in [known.composition.loss for known in gives]:
+            lines.append(f"{_giving_up(one, alike[0], metric)}, over few turns")
     return Statement("c", "runners-up", tuple(lines) or ("no other composition keeps the limits",))
 
 
-def _giving_up(loss: Loss, best: Trial, trials: Sequence[Trial], metric: str, where: str = "") -> list[str]:
-    """A line on the best trial that gives up just this, if it is better than the same run of the best composition."""
-    alike = next((one for one in trials if one.composition == best.composition), None)
-    gives = min(
-        (one for one in trials if one.composition.loss == loss), key=lambda one: one.figures[metric], default=None
-    )
-    if alike is None or gives is None or gives.figures[metric] >= alike.figures[metric]:
-        return []
-    figure, ratio = gives.figures[metric], gives.figures[metric] / alike.figures[metric]
-    what = f"{gives.composition.name}{_LOSS[loss]}"
-    return [f"giving up more: {what}: {FIGURES[metric]} {shown(metric, figure)} ({more(ratio)}){where}"]
+def _giving_up(one: Trial, best: Trial, metric: str) -> str:
+    figure, ratio = one.figures[metric], one.figures[metric] / best.figures[metric]
+    what = f"{one.composition.name}{_LOSS[one.composition.loss]}"
+    return f"giving up more: {what}: {FIGURES[metric]} {shown(metric, figure)} ({more(ratio)})"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvferry.advice.answer import Statement, runners_up
+from kvferry.advice.answer import Statement, giving_up, runners_up
 from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
@@ -21,8 +21,9 @@ _FEW_TOKENS = 4
 
 
 def quality(question: Question, ranked: Sequence[Trial]) -> Statement:
-    """Returns what the best and each runner-up loses, and that it is not known for the model of the question."""
-    shown = [ranked[0], *runners_up(ranked, question.use.spec.best)]
+    """Returns what each composition that is named loses, and that it is not known for the model of the question."""
+    metric = question.use.spec.best
+    shown = [ranked[0], *runners_up(ranked, metric), *giving_up(ranked, metric)]
     lines = [f"{one.composition.name}: {', '.join(_losses(question, one)) or 'nothing'}" for one in shown]
     model = str(question.described["model"])
     weights = question.described.get("precision", {}).get("weights")

@@ -66,12 +66,11 @@ def test_a_part_that_was_tried_over_few_turns_alone_is_judged_by_these(question:
 def test_what_is_faster_but_gives_up_more_is_named_over_few_turns_if_need_be(question: Question) -> None:
     best, coarse = trial(100.0, decode="flexgen", away="host"), trial(10.0, kv_bits=8.5)
     name = "vllm + keep memory + KV of 8.5 bits, coarser KV"
-    (runner_up,) = runners(question, [best, coarse]).lines
-    assert runner_up.startswith(f"{name}: whole answer, mean -90 %")
     line = f"giving up more: {name}: whole answer, mean 10.0 s (-90 %)"
-    nearer = [trial(110.0 + 10 * n, decode="flexgen", away="host", evict=str(n)) for n in range(3)]
-    assert runners(question, [best, *nearer, coarse]).lines[-1] == line
-    assert runners(question, [best], [best, coarse]).lines[-1] == f"{line}, over few turns"
+    slower = trial(150.0, decode="flexgen", away="storage")
+    assert runners(question, [best, slower, coarse]).lines[1:] == (line,)
+    assert runners(question, [best], [coarse, best]).lines == (f"{line}, over few turns",)
+    assert runners(question, [best, trial(101.0, kv_bits=8.5)]).lines == ("no other composition keeps the limits",)
     assert not any("giving up" in said for said in runners(question, [best], [coarse]).lines)
 
 
