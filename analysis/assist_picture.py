@@ -25,7 +25,7 @@ _CLOUD = (
 _DEVICE = (
     ("prepared_s", "device prepares", SKY, "...."),
     ("answered_s", "waits for the cloud", FAINT, None),
-    ("unpacked_s", "unpacks the mask", VERMILION, "xxxx"),
+    ("unpacked_s", "waits for the mask, unpacks it", VERMILION, "xxxx"),
     ("own_prefill_s", "device prefills", BLUE, "////"),
 )
 
@@ -60,9 +60,10 @@ def _draw_parts(axis: Any, assisted: Assisted) -> None:
     if not np.isfinite(assisted.columns["answered_s"]).any():
         # Nothing was asked: all of it is the device's own prefill.
         means["own_prefill_s"] = _mean(assisted.columns["own_first_s"] - assisted.columns["began_s"])
-    inside = sum(means[name] for name, *_ in _CLOUD)
-    # What lies between asking and answering besides is the way there and back.
-    way = max(0.0, means["answered_s"] - inside) / 2
+    # What lies between asking and answering besides is the way there and back. Refinement is part of it where the first
+    # token waits for the mask.
+    way = means["answered_s"] - means["waited_s"] - means["cloud_prefill_s"]
+    way = max(0.0, way - means["refined_s"] if means["refined_s"] <= way else way) / 2
     for lane, parts, start in ((1, _CLOUD, means["prepared_s"] + way), (0, _DEVICE, 0.0)):
         for name, label, colour, hatch in parts:
             axis.barh(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,11 +131,13 @@ def compare_bars(
     ranges: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
     line: str = "range",
     outcomes: Mapping[str, str] | None = None,
+    unclear: Collection[str] = (),
 ) -> Figure:
     """The metric that the workload is about and energy per request by component, a bar per system, the best on top:
     TTFT (mean, and a tick at the 95th percentile of several requests), or tokens per second. A missing figure has no
     bar, but the system's outcome where that is not "done". `ranges`: by system and metric the least and the most, which
-    a line with two ends shows; `line` names it."""
+    a line with two ends shows; `line` names it. `unclear`: systems that cannot be told from one above, marked as in the
+    table."""
     if ranked_by == "ttft_s":
         order = sorted(metrics, key=lambda name: _sort_key(metrics[name].get("ttft_s")))
     else:
@@ -148,10 +150,11 @@ def compare_bars(
     ends = {name: (low, high) for name in order for low, high in [_ends(ranges, name, ranked_by)] if low < high}
     best = next((metrics[name][ranked_by] for name in order if metrics[name].get(ranked_by)), None)
     for row, name in enumerate(order):
+        tilde = "~ " * (name in unclear)
         if ranked_by == "ttft_s":
-            _draw_ttft(left, row, metrics[name], best, ends.get(name))
+            _draw_ttft(left, row, metrics[name], best, ends.get(name), tilde)
         else:
-            _draw_rate(left, row, metrics[name].get(ranked_by), best, ends.get(name))
+            _draw_rate(left, row, metrics[name].get(ranked_by), best, ends.get(name), tilde)
         outcome = (outcomes or {}).get(name, "done")
         if outcome != "done" and ranked_by not in metrics[name]:
             left.texts[-1].set(text=outcome.replace("_", " "), color=VERMILION)
@@ -161,8 +164,9 @@ def compare_bars(
     left.set_yticks(range(len(order)), names)
     left.invert_yaxis()
     left.set_title("Time to first token" if ranked_by == "ttft_s" else "Throughput of the batch")
-    if ends:
-        left.set_title(f"line: {line}", loc="right", size=8, weight="normal", color=GREY)
+    said = [f"line: {line}"] * bool(ends) + ["~: unsure"] * bool({*order} & {*unclear})
+    if said:
+        left.set_title("; ".join(said), loc="right", size=8, weight="normal", color=GREY)
     left.set_xlabel("s" if ranked_by == "ttft_s" else FIGURES[ranked_by].label)
     right.set_title("Energy per request")
     right.set_xlabel("J")
@@ -225,7 +229,12 @@ def _draw_range(axis: Any, row: int, ends: tuple[float, float] | None) -> None:
 
 
 def _draw_ttft(
-    axis: Any, row: int, metrics: Mapping[str, float], best_s: float | None, ends: tuple[float, float] | None
+    axis: Any,
+    row: int,
+    metrics: Mapping[str, float],
+    best_s: float | None,
+    ends: tuple[float, float] | None,
+    tilde: str,
 ) -> None:
     ttft_s = metrics.get("ttft_s")
     if ttft_s is None:
@@ -239,19 +248,21 @@ def _draw_ttft(
         axis.plot([metrics["ttft_p95_s"]], [row], marker="|", color=INK, markersize=8)
     _draw_range(axis, row, ends)
     end_s = max(end_s, ends[1]) if ends else end_s
-    slower = f"  ({human.ratio(ttft_s / best_s)})" if best_s and ttft_s > best_s else ""
+    slower = f"  ({tilde}{human.ratio(ttft_s / best_s)})" if best_s and ttft_s > best_s else ""
     axis.annotate(
         human.seconds(ttft_s) + slower, (end_s, row), xytext=(4, 0), textcoords="offset points", va="center", size=8.5
     )
 
 
-def _draw_rate(axis: Any, row: int, rate: float | None, best: float | None, ends: tuple[float, float] | None) -> None:
+def _draw_rate(
+    axis: Any, row: int, rate: float | None, best: float | None, ends: tuple[float, float] | None, tilde: str
+) -> None:
     if rate is None:
         axis.annotate("none", (0, row), xytext=(4, 0), textcoords="offset points", va="center", color=GREY)
         return
     axis.barh(row, rate, height=0.62, color=DARK, linewidth=0)
     _draw_range(axis, row, ends)
-    slower = f"  ({human.ratio(best / rate)} slower)" if best and 0 < rate < best else ""
+    slower = f"  ({tilde}{human.ratio(best / rate)} slower)" if best and 0 < rate < best else ""
     axis.annotate(
         f"{human.of_unit('_per_s')(rate)}{slower}",
         (max(rate, ends[1]) if ends else rate, row),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -111,13 +111,14 @@ def write_comparison(
     ranked_by: str = "ttft_s",
     *,
     failed: Mapping[str, str] = {},
+    unclear: Collection[str] = (),
     plots: bool = True,
     tokens: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> list[Path]:
     """Write a run's folder per system (all three mappings by system), comparison.json, and plots/ of all together, the
-    best by `ranked_by` first. `failed`: why other systems have no run. Calls `progress` with how many pictures are
-    drawn."""
+    best by `ranked_by` first. `failed`: why other systems have no run. `unclear`: systems that cannot be told from a
+    better one. Calls `progress` with how many pictures are drawn."""
     written = []
     draws: dict[Path, Draw] = {}
     for system, run in runs.items():
@@ -125,14 +126,18 @@ def write_comparison(
         written += write_run(own, scenario_yaml[system], run, envelopes[system], plots=False, tokens=tokens)
         draws |= run_pictures(own, run, envelopes[system])
     marks = lower_quality({system: envelope["metrics"] for system, envelope in envelopes.items()})
-    found = {"systems": dict(envelopes), "failed": dict(failed), "marks": marks}
+    found = {"systems": dict(envelopes), "failed": dict(failed), "marks": marks, "unclear": sorted(unclear)}
     written.append(write_file(folder / "comparison.json", to_json(found).encode()))
-    draws |= comparison_pictures(folder, runs, envelopes, ranked_by)
+    draws |= comparison_pictures(folder, runs, envelopes, ranked_by, unclear)
     return written + (write_drawn(draws, progress) if plots else [])
 
 
 def comparison_pictures(
-    folder: Path, runs: Mapping[str, Run], envelopes: Mapping[str, Envelope], ranked_by: str
+    folder: Path,
+    runs: Mapping[str, Run],
+    envelopes: Mapping[str, Envelope],
+    ranked_by: str,
+    unclear: Collection[str] = (),
 ) -> dict[Path, Draw]:
     """How each picture of several systems is drawn, by its path without an ending."""
     from kvferry.analysis.compare import compare_bars, compare_gantt
@@ -146,11 +151,11 @@ def comparison_pictures(
         shown = {names[name]: replace(run, inputs=Inputs(), measured={}, counted=None) for name, run in runs.items()}
         draws[folder / "plots" / "paths"] = partial(compare_gantt, shown, title=title)
     if any(ranked_by in figures for figures in metrics.values()):
-        draws[folder / "plots" / "bars"] = partial(compare_bars, metrics, **bars_of(envelopes, ranked_by))
+        draws[folder / "plots" / "bars"] = partial(compare_bars, metrics, **bars_of(envelopes, ranked_by, unclear))
     return draws
 
 
-def bars_of(envelopes: Mapping[str, Envelope], ranked_by: str) -> dict[str, Any]:
+def bars_of(envelopes: Mapping[str, Envelope], ranked_by: str, unclear: Collection[str] = ()) -> dict[str, Any]:
     """Returns what ``compare_bars`` takes beside the metrics."""
     return {
         "title": _title_of_all(envelopes),
@@ -158,6 +163,7 @@ def bars_of(envelopes: Mapping[str, Envelope], ranked_by: str) -> dict[str, Any]
         "ranges": _ranges(envelopes),
         "line": "range" if any("ranges" in envelope for envelope in envelopes.values()) else INTERVAL,
         "outcomes": {name: envelope["outcome"] for name, envelope in envelopes.items()},
+        "unclear": unclear,
     }
 
 

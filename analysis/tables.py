@@ -172,7 +172,7 @@ def _comparison(
     lesser = lower_quality(systems)
     unclear: Collection[str] = unsure or ()
     if unsure is None and ranges is not None:
-        unclear = _unclear(order, systems, ranges, ranked_by)
+        unclear = unclear_of(systems, ranges, ranked_by)
     outcome_of = {name: outcomes.get(name, "done") for name in order}
     failed = any(outcome != "done" for outcome in outcome_of.values())
     if failed:
@@ -269,8 +269,12 @@ def _intervals_of_others(
     return lines
 
 
-def _unclear(order: Sequence[str], systems: Mapping[str, Metrics], ranges: Mapping[str, Ranges], key: str) -> set[str]:
-    """The systems whose range of a metric meets that of one before in order. Without a range a figure is known."""
+def unclear_of(systems: Mapping[str, Metrics], ranges: Mapping[str, Ranges], ranked_by: str) -> set[str]:
+    """The systems whose range of the metric that ranks them meets that of a better one. Without a range a figure is
+    known."""
+    key = full_rate(systems, ranked_by)
+    better = FIGURES.get(key, Figure(key, "low")).better
+    order = sorted(systems, key=lambda name: _rank(systems[name].get(key), better))
     values = {name: systems[name][key] for name in order if key in systems[name]}
     known = {name: ranges.get(name, {}).get(key, (value, value)) for name, value in values.items()}
     return within_noise(known)

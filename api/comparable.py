@@ -22,7 +22,8 @@ VariantsSource = Mapping[str, Mapping[str, Any]] | str | Path
 @dataclass(frozen=True)
 class Comparable:
     """What can be compared: the scenario under each system, why others are left out, which settings and policies some
-    of the systems do not have, and why some cannot have the number of tokens that all shall select."""
+    of the systems do not have, and why some that were asked for cannot run it, or select the number of tokens that all
+    shall."""
 
     scenario: Scenario
     under: Mapping[str, Scenario]
@@ -53,16 +54,18 @@ def comparable(
 ) -> Comparable:
     """Checks before the first one runs which systems can run a scenario. `systems`: None: those of the same paper that
     can. `variants`: in place of systems, by label the keys that each sets. `equal_tokens`: the ones that select KV
-    select this many tokens each; what cannot is ``unable``. Raises InputError as ``under_systems`` does, for a system
-    that is asked for and cannot run the scenario, and where none is able."""
+    select this many tokens each. What is asked for and cannot run the scenario, or select as many, is ``unable``.
+    Raises InputError as ``under_systems`` does, and where none is able."""
     if variants is not None and systems is not None:
         raise InputError("variants: these name their systems; leave systems out")
     if variants is None:
-        found = under_systems(source, systems, settings, seed=seed)
+        found = under_systems(source, systems, settings, seed=seed, without_refused=True)
     else:
         found = under_variants(source, variants_of(variants), settings, seed=seed)
     scenario, under = found.own, dict(found.systems)
     kind, left_out, unable = WORKLOADS[scenario.workload.kind], dict(found.left_out), dict[str, str]()
+    if systems is not None:
+        left_out, unable = unable, left_out
     if equal_tokens is not None and scenario.workload.kind != "decode":
         raise InputError(f"equal_tokens: {scenario.name} is {scenario.workload.kind}; it is for workloads that decode")
     if equal_tokens is not None and equal_tokens < 1:
@@ -78,9 +81,8 @@ def comparable(
         try:
             system = system_of(one)
         except InputError as error:
-            if systems is not None or variants is not None or name == scenario.system:
-                raise InputError(f"{name}: {error}") from None
-            left_out[name] = str(error)
+            asked_for = systems is not None or variants is not None or name == scenario.system
+            (unable if asked_for else left_out)[name] = str(error)
             del under[name]
             continue
         if equal_tokens is None:
@@ -92,7 +94,7 @@ def comparable(
             unable[name] = str(error)
             del under[name]
     if not under:
-        raise InputError("; ".join(f"{name}: {why}" for name, why in unable.items()))
+        raise InputError("; ".join(f"{name}: {why}" for name, why in {**unable, **left_out}.items()))
     return Comparable(scenario, under, left_out, found.remarks, unable, variants is not None)
 
 

@@ -17,7 +17,7 @@ from kvferry.analysis.paired import Paired, paired
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
 from kvferry.analysis.sureness import how_sure
-from kvferry.analysis.tables import UNCLEAR, UNSURE, compare_table
+from kvferry.analysis.tables import UNCLEAR, UNSURE, Ranges, compare_table, unclear_of
 from kvferry.api.comparable import Comparable, VariantsSource, comparable, with_seeds
 from kvferry.api.html import Picture, table_html, table_text
 from kvferry.api.intervals import sureness_of
@@ -77,6 +77,12 @@ class Comparison:
         """By system why its figures are not those of equal quality: tokens that it leaves out, KV that is coarser."""
         return lower_quality({name: one.metrics for name, one in self.results.items()})
 
+    @property
+    def unclear(self) -> set[str]:
+        """The systems that cannot be told from a better one, marked ``~``."""
+        metrics = {name: one.metrics for name, one in self.results.items()}
+        return unclear_of(metrics, self._ranges, self.headline) if self._several else self._unsure
+
     @cached_property
     def remarks(self) -> list[str]:
         """What a reader of all the figures should know."""
@@ -128,7 +134,7 @@ class Comparison:
     def pictures(self) -> dict[str, Picture]:
         """By name: "paths" what each system did over time, "bars" their figures."""
         runs = {name: one.run for name, one in self.results.items()}
-        draws = comparison_pictures(Path(), runs, self._envelopes, self.headline)
+        draws = comparison_pictures(Path(), runs, self._envelopes, self.headline, self.unclear)
         return {path.name: Picture(path.name, draw) for path, draw in draws.items()}
 
     def picture(self, name: str = "bars") -> Picture:
@@ -139,7 +145,7 @@ class Comparison:
 
     def table(self, width: int = _NOTEBOOK_WIDTH) -> Table:
         """What the command prints, in this many characters, a rich.table.Table."""
-        several = max((len(one.runs) for one in self.results.values()), default=0) > 1
+        several = self._several
         return compare_table(
             {name: {} for name in self.failed} | {name: one.metrics for name, one in self.results.items()},
             title=self.scenario.name,
@@ -147,7 +153,7 @@ class Comparison:
             ranked_by=self.headline,
             notes=self._notes(several),
             width=width,
-            ranges={name: ends for name, one in self.results.items() if (ends := one.ranges or one.intervals)} or None,
+            ranges=self._ranges or None,
             unsure=None if several else self._unsure,
         )
 
@@ -169,6 +175,7 @@ class Comparison:
             self._envelopes,
             self.headline,
             failed=self.failed,
+            unclear=self.unclear,
             plots=plots,
             tokens=tokens,
             progress=progress,
@@ -179,6 +186,14 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         return table_html(self.table(), self.remarks)
+
+    @property
+    def _several(self) -> bool:
+        return max((len(one.runs) for one in self.results.values()), default=0) > 1
+
+    @property
+    def _ranges(self) -> dict[str, Ranges]:
+        return {name: ends for name, one in self.results.items() if (ends := one.ranges or one.intervals)}
 
     @property
     def _ranked(self) -> list[str]:
@@ -273,9 +288,9 @@ def compare(
     each, for real, taken in turns. `scenario`, `settings` and `seed` are those of ``load``, `intervals`, `watch` and
     `say` those of ``run``.
 
-    Raises InputError as ``load`` does, and for a system that is asked for and cannot run the scenario; MissingExtra
-    where the real world is not installed. A system that fails, or cannot select `equal_tokens`, is named in ``failed``,
-    and the others go on; what is done when Ctrl-C comes is kept.
+    Raises InputError as ``load`` does, and where no system can run the scenario; MissingExtra where the real world is
+    not installed. A system that fails, or cannot run it or select `equal_tokens`, is named in ``failed``, and the
+    others go on; what is done when Ctrl-C comes is kept.
     """
     if not isinstance(scenario, Comparable) and seeds is not None:
         scenario = with_seeds(scenario, seeds, systems, settings, equal_tokens=equal_tokens, variants=variants)

@@ -101,7 +101,7 @@ def _rows(folder: Path, version: str | None) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _of_comparison(folder: Path, output: Path, how: Print, latex: bool) -> Drawn:
-    envelopes = _envelopes(folder / "comparison.json")
+    envelopes, unclear = _compared(folder / "comparison.json")
     metrics = {name: one["metrics"] for name, one in envelopes.items()}
     ranked_by = next(
         (key for key in ("ttft_s", "throughput_tokens_per_s") if any(key in one for one in metrics.values())), None
@@ -110,7 +110,7 @@ def _of_comparison(folder: Path, output: Path, how: Print, latex: bool) -> Drawn
     if ranked_by is None:
         drawn.not_drawn["bars"] = "no system has a time to the first token, or a rate"
         return drawn
-    draw = partial(compare_bars, metrics, **bars_of(envelopes, ranked_by))
+    draw = partial(compare_bars, metrics, **bars_of(envelopes, ranked_by, unclear))
     drawn.files += write_pictures(output / "bars", render(draw, how))
     if latex:
         figures = list(dict.fromkeys([*COMPARED, *COMPARED_DECODING, *COMPARED_ASSISTED]))
@@ -125,11 +125,13 @@ def _telling(figures: Sequence[str], metrics: Mapping[str, Mapping[str, float]])
     return [key for key in figures if any(one.get(key) for one in metrics.values())]
 
 
-def _envelopes(path: Path) -> dict[str, Any]:
+def _compared(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Returns the systems' envelopes, and which cannot be told from a better one."""
     try:
-        found = json.loads(read_text(path, _MOST_BYTES))["systems"]
+        whole = json.loads(read_text(path, _MOST_BYTES))
+        found, unclear = whole["systems"], [str(name) for name in whole.get("unclear", [])]
         if not all(isinstance(one["metrics"], dict) and isinstance(one["scenario"], str) for one in found.values()):
             raise ValueError("a system has no metrics")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise InputError(f"{path}: is damaged: {str(error)[:200]}") from None
-    return dict(found)
+    return dict(found), unclear

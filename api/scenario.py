@@ -90,9 +90,15 @@ class Under:
 
 @naming_plugins()
 def under_systems(
-    source: Source, systems: Sequence[str] | None = None, settings: Settings = (), *, seed: int | None = None
+    source: Source,
+    systems: Sequence[str] | None = None,
+    settings: Settings = (),
+    *,
+    seed: int | None = None,
+    without_refused: bool = False,
 ) -> Under:
-    """The scenario under each of these systems, in their order; None: those of its system's paper.
+    """The scenario under each of these systems, in their order; None: those of its system's paper. `without_refused`:
+    also of named ones some that cannot run it are ``left_out``.
 
     Policies in `settings` hold for every system that has them, the source's own policies for its own system. Raises
     InputError as ``load`` does under its own system and the ones that are named, for a system that is not known, an
@@ -107,12 +113,14 @@ def under_systems(
             under = overridden(scenario_tree(described), [*asked, f"system={name}"])
             one = fitted(*under, policies_in(asked), names_in_use)
         except InputError as error:
-            if systems is not None or name == own.system:
+            if name == own.system or (systems is not None and (not without_refused or len(names) == 1)):
                 raise
             left_out[name] = str(error)
             continue
         found[name] = one.scenario
         idle.add(name, one.idle, one.heard)
+    if not found:
+        raise InputError("\n".join(left_out.values()))
     idle.check()
     check_systems_of(keys_in(asked), found)
     of_own = policies_left_out(scenario_tree(described), found, keys_in(asked))

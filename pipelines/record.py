@@ -131,7 +131,7 @@ class Assisted:
     Of each: its number, when it came, when its device turned to it, and when its first token was shown; the
     device's own first token; how many tokens were shown, the last of them, and the longest wait between two; L; r;
     the promised pace; the parts of the wait for the first token (``prepared_s`` on the device, ``waited_s`` for a
-    slot, ``cloud_prefill_s``, ``refined_s``, where the mask comes with it) and what the device then took until the
+    slot, ``cloud_prefill_s``, ``refined_s``, behind it where the mask comes behind) and what then passed until the
     mask was unpacked, and to prefill (``unpacked_s``, ``own_prefill_s``); bytes of the first response, its mask
     included; ``came``, the tokens that came from the cloud, and of these ``corrected``, where the device's model
     would have said another; whether it was ``lost``, the cloud failing it in some way, and whether the answer is

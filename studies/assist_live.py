@@ -139,7 +139,9 @@ class Bench:
 
 
 def scenario_of(system: str, *settings: str) -> Scenario:
-    return load_scenario("pd_device/live", [f"system={system}", "live.cloud=within", *settings])
+    # Of the paper's order, as docs/validation/live.md has them.
+    papers = ["policies.assist.mask=with-token"] if system in REFINING else []
+    return load_scenario("pd_device/live", [f"system={system}", "live.cloud=within", *papers, *settings])
 
 
 def simulated(pair: Pair, folder: Path) -> list[Took]:

@@ -245,7 +245,7 @@ def cloud_gain_at_equal_machines(scenario: Scenario) -> Figures:
 
 
 def _with_200_tokens(scenario: Scenario) -> Scenario:
-    whole = PolicySpec.model_validate({"name": "optimised", "tokens": 200})
+    whole = PolicySpec.model_validate({"tokens": 200}).over(scenario.policies.get("assist"))
     return scenario.model_copy(update={"policies": scenario.policies | {"assist": whole}})
 
 

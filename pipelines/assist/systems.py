@@ -25,7 +25,7 @@ def help_of(
     accepted: Annotated[float, Field(gt=0, le=1)] = 0.6,
     patience_s: Annotated[float, Field(gt=0)] | Literal["auto", "planned"] | None = "planned",
     refiner: Refining = "weighted-sentences",
-    mask: MaskComes = "with-token",
+    mask: MaskComes = "behind-token",
     catch_up: CatchUp = "decode",
 ) -> None:
     """What a scenario may say of `assist`."""

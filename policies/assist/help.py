@@ -59,8 +59,8 @@ class Help:
     without a word from the cloud after which the device goes on by itself; auto, planned: as
     `patience_of` has them; None: it waits as long as it takes. ``refiner``: what chooses, where there is
     real attention; votes count by the attention behind them, as the paper does not say how heads agree and equal votes
-    lose the prompt's facts (docs/validation/quality.md). ``mask``: whether the first token waits for it.
-    ``catch_up``: how the device gets behind the cloud's tokens."""
+    lose the prompt's facts (docs/validation/quality.md). ``mask``: whether the first token waits for it, as in the
+    paper; then a faster device may have it later. ``catch_up``: how the device gets behind the cloud's tokens."""
 
     tokens: int | Literal["auto"] = "auto"
     ratio: float | Literal["auto"] = "auto"
@@ -69,5 +69,5 @@ class Help:
     accepted: float = 0.6
     patience_s: float | Literal["auto", "planned"] | None = "planned"
     refiner: Refining = "weighted-sentences"
-    mask: MaskComes = "with-token"
+    mask: MaskComes = "behind-token"
     catch_up: CatchUp = "decode"

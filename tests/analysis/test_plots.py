@@ -359,6 +359,16 @@ def test_bars_have_the_ranges_of_the_table(metric: str) -> None:
     assert sorted(text.xy[0] for text in left.texts) == [3.0, 4.0, 6.0] and left.get_xlim()[1] > 7
 
 
+@pytest.mark.parametrize(("metric", "slower"), [("throughput_tokens_per_s", " slower"), ("ttft_s", "")])
+def test_a_system_that_cannot_be_told_from_a_better_one_is_marked_as_in_the_table(metric: str, slower: str) -> None:
+    metrics = {"kvswap": {metric: 4.0}, "vllm": {metric: 3.9}, "flexgen": {metric: 2.0}}
+    left, _ = panels(compare_bars(metrics, ranked_by=metric, unclear={"vllm"}))
+    marked = [text.get_text().partition("  ")[2] for text in left.texts]
+    assert marked == (["", f"(~ 1.03x{slower})", f"(2.00x{slower})"] if slower else ["", "(~ 1.95x)", "(2.00x)"])
+    assert "~" in left.get_title(loc="right")
+    assert compare_bars(metrics, ranked_by=metric).axes[0].get_title(loc="right") == ""
+
+
 def test_a_system_that_did_not_run_has_its_outcome_in_place_of_bars() -> None:
     found = {"fast": {"ttft_s": 1.0, "energy_j": 2.0}, "real": {"ttft_s": 2.0}, "large": {}}
     left, right = panels(compare_bars(found, outcomes={"large": "out_of_memory"}))

@@ -3,6 +3,7 @@
 import json
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -155,6 +156,29 @@ def test_a_system_that_cannot_have_the_number_is_a_row_with_the_reason() -> None
     assert [line.split()[-1] for line in repr(few).splitlines() if "streaming-llm" in line] == ["failed"]
     with pytest.raises(kvferry.InputError, match=f"streaming-llm: {why}"):
         kvferry.compare(described, ["streaming-llm"], equal_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "why"),
+    [
+        ({}, {"budget": {"kv_share": None, "kv": "50 kB"}}, "hold no selection of 25 groups"),
+        (
+            {"device": "tiny", "system": "vllm", "policies": {}, "budget": {"kv_share": None}},
+            {},
+            "on which quest keeps KV",
+        ),
+    ],
+)
+def test_a_system_that_cannot_run_is_a_row_with_the_reason_beside_others(
+    changes: dict[str, Any], settings: dict[str, Any], why: str
+) -> None:
+    described = changed(DECODING, **{"policies": {}, **changes})
+    some = kvferry.compare(described, ["quest", "vllm"], settings)
+    assert set(some.results) == {"vllm"} and some.results["vllm"].outcome == "done"
+    assert why in some.failed["quest"]
+    assert [line.split()[-1] for line in repr(some).splitlines() if line.lstrip().startswith("quest")] == ["failed"]
+    with pytest.raises(kvferry.InputError, match=why):
+        kvferry.compare(described, ["quest"], settings)
 
 
 def test_the_report_has_marks_and_what_is_not_known(compared: kvferry.Comparison, tmp_path: Path) -> None:

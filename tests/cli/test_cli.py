@@ -558,6 +558,9 @@ def test_what_has_no_room_is_left_out_unless_asked_for(call: Call) -> None:
     assert "quest" not in json.loads(out)["systems"]
     assert "quest is left out: budget.kv_share: " in err
     code, out, err = call(*small, "--systems", "kvswap,quest")
+    assert (code, list(json.loads(out)["systems"])) == (1, ["kvswap"])
+    assert "quest: failed: budget.kv_share: " in err
+    code, out, err = call(*small, "--systems", "quest")
     assert (code, out) == (2, "")
     assert "quest: budget.kv_share: " in err
 

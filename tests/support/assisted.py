@@ -16,6 +16,8 @@ BY_HAND: dict[str, Any] = {
     "link": {"rate": "1 MB/s", "rtt": "20 ms"},
     "costs": "by-hand",
     "machines": {"cloud": CLOUD},
+    # Token and mask in one message, as in the paper: times that follow from one another.
+    "system_policies": {name: {"assist": {"mask": "with-token"}} for name in ("pd-device", "refinement-only")},
     "workload": {
         "kind": "assist",
         "prompt": 1000,

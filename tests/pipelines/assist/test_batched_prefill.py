@@ -11,7 +11,7 @@ from kvferry.machine.ops import Prefill
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.costs.cost_model import main_costs
 
-SETTING = "policies.assist={name: optimised, tokens: 1, ratio: 0.5}"
+SETTING = "policies.assist={tokens: 1, ratio: 0.5}"
 
 
 @pytest.fixture(autouse=True)

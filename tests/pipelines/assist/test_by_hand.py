@@ -26,7 +26,7 @@ def _costs() -> Iterator[None]:
 
 
 def test_a_prompt_that_is_refined_and_tokens_that_cover_its_prefill() -> None:
-    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}")
+    run = ran("policies.assist={tokens: 5, ratio: 0.25}")
     (one,) = run.requests
     got = only(run)
     # 20 ms of preparing, 4 kB up, half a round trip; forwarded in 5 ms, prefilled in 100, refined in 20.
@@ -47,7 +47,7 @@ def test_a_prompt_that_is_refined_and_tokens_that_cover_its_prefill() -> None:
 
 
 def test_a_mask_behind_the_first_token_which_does_not_wait_for_it() -> None:
-    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25, mask: behind-token}")
+    run = ran("policies.assist={tokens: 5, ratio: 0.25, mask: behind-token}")
     (one,) = run.requests
     got = only(run)
     # Prefilled after 139 ms; a first response of 1,100 B crosses behind half a round trip.
@@ -72,14 +72,14 @@ def test_a_mask_behind_the_first_token_which_does_not_wait_for_it() -> None:
 def test_as_problem_p_has_it_where_the_mask_comes_behind() -> None:
     # 200 ms of refining, 0.2 of sending it and 260 over at most 100 - 20 ms each take 6 tokens behind the first.
     handling = {**BY_HAND["workload"]["handling"], "refine_token": "200 us"}
-    got = only(ran("policies.assist={name: optimised, mask: behind-token}", workload={"handling": handling}))
+    got = only(ran("policies.assist={mask: behind-token}", workload={"handling": handling}))
     assert (got["ratio"], got["tokens"]) == (0.25, 7)
 
 
 def test_a_second_token_waits_for_a_mask_that_takes_long() -> None:
     # 200 us for each of 1,000 tokens: refined by 339 ms. The cloud's nine tokens are there by 219.
     handling = {**BY_HAND["workload"]["handling"], "refine_token": "200 us"}
-    help_ = "policies.assist={name: optimised, tokens: 9, ratio: 0.25, mask: behind-token}"
+    help_ = "policies.assist={tokens: 9, ratio: 0.25, mask: behind-token}"
     run = ran(help_, workload={"handling": handling, "output": 20})
     got, (one,) = only(run), run.requests
     first_s = 0.1501
@@ -96,7 +96,7 @@ def test_a_second_token_waits_for_a_mask_that_takes_long() -> None:
 
 def test_under_the_papers_smoothing_the_stream_stalls() -> None:
     # Eq. 4 spreads prefill(rl) - TTFT_c, as though prefill had begun when the request was sent.
-    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25, smoothing: paper}")
+    run = ran("policies.assist={tokens: 5, ratio: 0.25, smoothing: paper}")
     got = only(run)
     ttft_c_s = got["answered_s"]
     assert got["pace_s"] == pytest.approx(0.020 + (0.250 - ttft_c_s) / 4)
@@ -107,7 +107,7 @@ def test_under_the_papers_smoothing_the_stream_stalls() -> None:
 
 
 def test_a_device_that_takes_the_clouds_tokens_in_one_pass() -> None:
-    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25, catch_up: prefill}")
+    run = ran("policies.assist={tokens: 5, ratio: 0.25, catch_up: prefill}")
     (one,) = run.requests
     got = only(run)
     # All five are there when 260 ms are over. Four are taken in within 4 ms; the fifth is read in a step of 20.
@@ -120,7 +120,7 @@ def test_a_device_that_takes_the_clouds_tokens_in_one_pass() -> None:
 
 def test_one_pass_needs_fewer_tokens() -> None:
     # (260 + 3 + 20 ms) / L stay below 100 ms with three tokens, where Eq. 4 takes five.
-    run = ran("policies.assist={name: optimised, catch_up: prefill}")
+    run = ran("policies.assist={catch_up: prefill}")
     assert (only(run)["ratio"], only(run)["tokens"]) == (0.25, 3)
     assert only(run)["largest_gap_s"] == pytest.approx((0.260 + 0.002 + 0.020) / 3)
 
@@ -128,7 +128,7 @@ def test_one_pass_needs_fewer_tokens() -> None:
 def test_tokens_that_are_not_there_yet_are_decoded_through() -> None:
     # The cloud's last of thirty comes 290 ms behind the first, the device's own first token 260 ms.
     both = [
-        ran(f"policies.assist={{name: optimised, tokens: 30, ratio: 0.25, catch_up: {how}}}", workload={"output": 40})
+        ran(f"policies.assist={{tokens: 30, ratio: 0.25, catch_up: {how}}}", workload={"output": 40})
         for how in ("prefill", "decode")
     ]
     assert both[0].requests[0].token_times_s[30:] == both[1].requests[0].token_times_s[30:]
@@ -141,7 +141,7 @@ def test_as_problem_p_has_it() -> None:
 
 
 def test_the_beginning_is_prefilled_while_the_cloud_works() -> None:
-    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}", workload={"beginning": 50})
+    run = ran("policies.assist={tokens: 5, ratio: 0.25}", workload={"beginning": 50})
     got = only(run)
     # Of 250 tokens, 50 are done long before the mask comes.
     assert got["own_first_s"] == pytest.approx(got["first_s"] + 0.010 + 0.200)
@@ -166,7 +166,7 @@ def test_by_the_cloud_alone() -> None:
 
 
 def test_without_refinement_the_device_prefills_at_once() -> None:
-    run = ran("policies.assist={name: optimised, tokens: 11, ratio: 1.0}", workload={"output": 20})
+    run = ran("policies.assist={tokens: 11, ratio: 1.0}", workload={"output": 20})
     got = only(run)
     assert got["own_first_s"] == pytest.approx(0.020 + 1.000)
     assert got["pace_s"] == pytest.approx(0.020 + (got["own_first_s"] - got["first_s"]) / 10)
@@ -181,7 +181,7 @@ def test_a_prompt_that_may_not_leave_is_answered_here() -> None:
 
 def test_drafts_that_the_cloud_looks_at() -> None:
     # Of five drafted tokens three stand (2.2.1): 10 tokens are the first and three rounds.
-    run = ran("policies.assist={name: optimised, draft: 5, accepted: 0.6}", system="speculative-edge")
+    run = ran("policies.assist={draft: 5, accepted: 0.6}", system="speculative-edge")
     (one,) = run.requests
     # The device's own prefill, beside what it asks.
     first_s = 0.020 + 1.0
@@ -206,7 +206,7 @@ def test_each_round_of_drafts_is_looked_at_behind_what_stands(monkeypatch: pytes
         return price(self, op)
 
     monkeypatch.setattr(ByHand, "cost", noted)
-    ran("policies.assist={name: optimised, draft: 5, accepted: 0.6}", system="speculative-edge")
+    ran("policies.assist={draft: 5, accepted: 0.6}", system="speculative-edge")
     # Behind the prompt, the device's own first token, and what stands: 3 of 5, 6 of 10, 7 of 13 in whole tokens.
     assert looked == [(5, 1001), (5, 1004), (3, 1007), (2, 1008)]
 
@@ -214,7 +214,7 @@ def test_each_round_of_drafts_is_looked_at_behind_what_stands(monkeypatch: pytes
 def test_a_slot_that_is_held_makes_the_next_wait() -> None:
     # Two devices and one slot: the second prompt is prefilled when the first request's last token is there.
     run = ran(
-        "policies.assist={name: optimised, tokens: 5, ratio: 0.25}",
+        "policies.assist={tokens: 5, ratio: 0.25}",
         "policies.serving={name: slots, slots: 1}",
         workload={"devices": 2},
     )
@@ -229,7 +229,7 @@ def test_a_prompt_beside_another_requests_tokens_goes_in_pieces() -> None:
     # Two devices ask at once. From 39 ms on the instance prefills the first prompt in 100 ms, then, while that one is
     # refined, 512 tokens of the second in 51.2; a step of 10; the other 488 in 48.8.
     run = ran(
-        "policies.assist={name: optimised, tokens: 5, ratio: 0.25}",
+        "policies.assist={tokens: 5, ratio: 0.25}",
         "policies.serving={name: slots, chunk_tokens: 512}",
         workload={"devices": 2},
     )
@@ -257,7 +257,7 @@ def test_a_whole_prompt_before_a_step_would_stall_who_is_promised_a_pace(chunk: 
 def test_a_first_token_waits_for_the_others_to_follow_it_at_their_pace() -> None:
     # When the first prompt is refined, 31.2 ms of a piece of the second are left; a step of 10 ms comes behind it.
     serving = "policies.serving={name: slots, chunk_tokens: 512}"
-    help_of = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, smoothing: paper}"
+    help_of = "policies.assist={tokens: 5, ratio: 0.25, smoothing: paper}"
     run = ran(
         serving, help_of, workload={"devices": 2, "prompt": 1000, "output": 5, "handling": {"unpack_token": "0 s"}}
     )
@@ -270,7 +270,7 @@ def test_requests_are_taken_in_as_long_as_steps_keep_the_time_per_token() -> Non
     # Alone a step takes 10 + 3 + 1.2 ms, with two 10 + 6 + 2.4: two may decode together under 20 ms, not three.
     run = ran(
         "policies.serving={name: slots, tpot: 20 ms}",
-        "policies.assist={name: optimised, tokens: 5, ratio: 0.25}",
+        "policies.assist={tokens: 5, ratio: 0.25}",
         workload={"devices": 3},
         costs="crowded",
     )
@@ -282,10 +282,10 @@ def test_requests_are_taken_in_as_long_as_steps_keep_the_time_per_token() -> Non
 def test_prefill_and_decoding_apart() -> None:
     # The tiny device copies at no cost where its memory is unified: KV of 1,000 tokens moves in no time.
     apart = ran(
-        "policies.assist={name: optimised, tokens: 5, ratio: 0.25}",
+        "policies.assist={tokens: 5, ratio: 0.25}",
         machines=APART,
     )
-    joint = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}")
+    joint = ran("policies.assist={tokens: 5, ratio: 0.25}")
     np.testing.assert_allclose(apart.requests[0].token_times_s, joint.requests[0].token_times_s)
     resources = {resource for resource, _ in apart.tally.busy_s}
     assert {"prefill/gpu", "decode/gpu"} <= resources

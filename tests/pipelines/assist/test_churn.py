@@ -12,7 +12,7 @@ from kvferry.specs.assist import ChurnSpec
 from kvferry.specs.errors import InputError
 from kvferry.traces.coverage import Coverage
 
-SETTING = "policies.assist={name: optimised, tokens: 5, ratio: 0.25}"
+SETTING = "policies.assist={tokens: 5, ratio: 0.25}"
 CHURN = {"online": "1 s", "offline": "1 s"}
 
 

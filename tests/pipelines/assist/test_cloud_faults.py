@@ -21,7 +21,7 @@ from kvferry.policies.assist.refiner import OF_THE_WINDOW
 from kvferry.specs.errors import KvferryError
 
 # One slot: what a failed request does not give back, the others miss.
-HELP = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 500 s}"
+HELP = "policies.assist={tokens: 5, ratio: 0.25, patience: 500 s}"
 ONE_SLOT = "policies.serving={name: slots, slots: 1}"
 
 

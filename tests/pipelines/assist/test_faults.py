@@ -13,7 +13,7 @@ from kvferry.pipelines.assist import cloud as cloud_module
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 
-HELP = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 500 ms}"
+HELP = "policies.assist={tokens: 5, ratio: 0.25, patience: 500 ms}"
 PACE_S, TPOT_S = 0.020 + 0.260 / 4, 0.020
 
 
@@ -93,7 +93,7 @@ def test_a_pace_that_nobody_would_tolerate_is_not_kept(monkeypatch: pytest.Monke
 
 def test_an_answer_that_comes_behind_patience_is_shown_where_it_comes_first() -> None:
     # Half a round trip of 300 ms each way: the first token is there after some 0.46 s, and patience ends at 0.12 s.
-    help_ = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 100 ms}"
+    help_ = "policies.assist={tokens: 5, ratio: 0.25, patience: 100 ms}"
     run = ran(help_, link={"rtt": "300 ms"})
     got = only(run)
     assert got["first_s"] == pytest.approx(0.020 + 0.004 + 0.150 + 0.125 + 0.150 + got["response_bytes"] * 1e-6)
@@ -105,7 +105,7 @@ def test_an_answer_that_comes_behind_patience_is_shown_where_it_comes_first() ->
 
 
 def test_an_answer_that_comes_behind_the_devices_own_token_is_not_shown() -> None:
-    help_ = "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 100 ms}"
+    help_ = "policies.assist={tokens: 5, ratio: 0.25, patience: 100 ms}"
     run = ran(help_, link={"rtt": "4 s"})
     assert run.requests[0].token_times_s == pytest.approx([1.120 + TPOT_S * n for n in range(10)])
     assert only(run)["came"] == 0
@@ -113,7 +113,7 @@ def test_an_answer_that_comes_behind_the_devices_own_token_is_not_shown() -> Non
 
 def test_a_scenario_that_says_nothing_of_patience_does_not_wait_for_ever() -> None:
     fault = {"fault": {"what": "stalls", "tokens": 1}}
-    run = ran("policies.assist={name: optimised, tokens: 5, ratio: 0.25}", workload=fault)
+    run = ran("policies.assist={tokens: 5, ratio: 0.25}", workload=fault)
     first_s = run.requests[0].first_token_s
     assert run.requests[0].token_times_s[1] == pytest.approx(first_s + 0.260 + TPOT_S)
 
@@ -161,7 +161,7 @@ def test_a_cloud_that_dies_behind_its_verdicts() -> None:
 
 
 def test_drafts_need_one_tokenizer_on_both_sides() -> None:
-    patience = "policies.assist={name: optimised, patience: 500 ms}"
+    patience = "policies.assist={patience: 500 ms}"
     run = ran(patience, workload={"fault": {"what": "other-tokenizer"}}, system="speculative-edge")
     assert "the cloud's tokenizer is another (another): it cannot look at drafts" in run.notes[0]
     assert len(run.requests[0].token_times_s) == 10
@@ -195,7 +195,7 @@ def test_a_mask_that_is_of_no_use(what: str, says: str) -> None:
 @pytest.mark.parametrize("system", ["cloud-only", "speculative-edge", "tokens-only", "refinement-only"])
 @pytest.mark.parametrize(("what", "tokens"), [("unreachable", 1), ("dies", 1), ("stalls", 2)])
 def test_every_system_finishes(system: str, what: str, tokens: int) -> None:
-    said = "policies.assist={name: optimised, patience: 500 ms}"
+    said = "policies.assist={patience: 500 ms}"
     run = ran(said, system=system, workload={"fault": {"what": what, "tokens": tokens}})
     (one,) = run.requests
     assert len(one.token_times_s) == 10

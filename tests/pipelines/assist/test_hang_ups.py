@@ -300,7 +300,7 @@ def test_a_modelled_device_that_gives_up_is_served_no_more() -> None:
     # without one prefill by themselves and have a token of their own at 1,320: the thirteenth leaves then, whose prompt
     # the cloud has nearly prefilled, and so do those behind it, whose prompts are not begun.
     run = ran(
-        "policies.assist={name: optimised, tokens: 5, ratio: 0.25, patience: 300 ms}",
+        "policies.assist={tokens: 5, ratio: 0.25, patience: 300 ms}",
         "policies.serving={name: slots, alone_tokens: 512}",
         workload={"devices": 16},
         machines=APART,
@@ -315,7 +315,7 @@ def test_a_modelled_device_that_gives_up_is_served_no_more() -> None:
 @pytest.mark.parametrize("system", ["speculative-edge", "pd-device", "cloud-only", "tokens-only", "refinement-only"])
 @pytest.mark.parametrize("rtt", ["30 s", "100 s", "1e7 s"])
 def test_an_answer_that_comes_later_than_the_patience_loses_no_run(system: str, rtt: str) -> None:
-    run = ran("policies.assist={name: optimised, patience: 10 s}", system=system, link={"rtt": rtt})
+    run = ran("policies.assist={patience: 10 s}", system=system, link={"rtt": rtt})
     assert [len(one.token_times_s) for one in run.requests] == [10]
     # Where problem P expects that much, the device does not ask.
     assert columns(run)["lost"] == [1] or columns(run)["tokens"] == [0]

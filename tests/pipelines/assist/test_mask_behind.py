@@ -168,8 +168,8 @@ def test_a_message_with_any_odd_value_is_a_mask_or_bad(key: str, value: Any) -> 
 
 def test_a_request_that_says_nothing_of_a_mask_is_for_the_papers_message() -> None:
     workload = tiny(BY_HAND).assist.workload
-    papers, _ = ask(workload, STORY, wanted=Help())
-    behind, _ = ask(workload, STORY, wanted=Help(mask="behind-token"))
+    papers, _ = ask(workload, STORY, wanted=Help(mask="with-token"))
+    behind, _ = ask(workload, STORY, wanted=Help())
     assert "mask" not in asked_of(papers)
     assert asked_of(behind) == papers | {"mask": "behind-token"}
     for odd in (*ODD, "before-token"):

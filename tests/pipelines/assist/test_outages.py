@@ -10,7 +10,7 @@ from tiny import changed, tiny
 
 from kvferry.specs.errors import InputError
 
-SETTING = "policies.assist={name: optimised, tokens: 5, ratio: 0.25}"
+SETTING = "policies.assist={tokens: 5, ratio: 0.25}"
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.record import Run
 
 CACHING = "policies.serving={name: slots, prefix_caching: true}"
-SETTING = "policies.assist={name: optimised, tokens: 2, ratio: 0.5}"
+SETTING = "policies.assist={tokens: 2, ratio: 0.5}"
 
 
 @pytest.fixture(autouse=True)

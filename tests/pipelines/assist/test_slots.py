@@ -41,7 +41,7 @@ def test_a_slot_is_taken_when_the_kv_is_there() -> None:
     # by 159, and the 14 tokens behind its first one are there at 299: only then does the second get the slot, which it
     # has waited 60 ms for. It was refined meanwhile.
     run = ran(
-        "policies.assist={name: optimised, tokens: 15, ratio: 0.25}", ONE_SLOT,
+        "policies.assist={tokens: 15, ratio: 0.25}", ONE_SLOT,
         workload={"devices": 2, "output": 30}, machines=APART,
     )  # fmt: skip
     got = columns(run)
@@ -59,7 +59,7 @@ def test_a_slot_is_taken_when_the_kv_is_there() -> None:
 def test_with_slots_enough_nobody_waits_and_prefill_holds_none() -> None:
     # The second prompt's KV is there at 239 ms, and the first request's four tokens at 199.
     run = ran(
-        "policies.assist={name: optimised, tokens: 5, ratio: 0.25}", ONE_SLOT,
+        "policies.assist={tokens: 5, ratio: 0.25}", ONE_SLOT,
         workload={"devices": 2}, machines=APART,
     )  # fmt: skip
     assert columns(run)["waited_s"] == pytest.approx([0.0, 0.0])
@@ -70,7 +70,7 @@ def test_with_slots_enough_nobody_waits_and_prefill_holds_none() -> None:
 def test_a_first_token_alone_is_answered_without_an_instance_that_decodes() -> None:
     # One that decodes has no room for any request.
     run = ran(
-        "policies.assist={name: optimised, tokens: 1, ratio: 0.25}",
+        "policies.assist={tokens: 1, ratio: 0.25}",
         workload={"devices": 3}, machines=with_memory("decode", 10),
     )  # fmt: skip
     got = columns(run)
@@ -83,14 +83,14 @@ def test_kv_that_waits_for_a_slot_is_in_the_memory_of_the_instance_that_has_made
     # Room for two prompts: the third one's prefill begins when the second one's KV moves, as the first request's last
     # token is there at 299 ms.
     run = ran(
-        "policies.assist={name: optimised, tokens: 15, ratio: 0.25}", ONE_SLOT,
+        "policies.assist={tokens: 15, ratio: 0.25}", ONE_SLOT,
         workload={"devices": 3, "output": 30}, machines=with_memory("prefill", 1999),
     )  # fmt: skip
     # The second one's prefill begins when the first one's KV has moved, at once, and the third one's at 299 ms.
     assert sorted(columns(run)["cloud_prefill_s"]) == pytest.approx([0.100, 0.200, 0.299 + 0.100 - 0.039])
     assert run.machines["prefill"].memory_peak_bytes == ENGINE_BYTES + 1000 * KV_BYTES
     roomy = ran(
-        "policies.assist={name: optimised, tokens: 15, ratio: 0.25}", ONE_SLOT,
+        "policies.assist={tokens: 15, ratio: 0.25}", ONE_SLOT,
         workload={"devices": 3, "output": 30}, machines=APART,
     )  # fmt: skip
     assert sorted(columns(roomy)["cloud_prefill_s"]) == pytest.approx([0.100, 0.200, 0.300])
@@ -110,7 +110,7 @@ def test_a_gain_at_equal_numbers_shares_machines_out_anew_and_leaves_out_who_giv
     workload = {"devices": 24, "output": 200}
     scenario = tiny(
         changed(BY_HAND, machines=machines, workload=workload),
-        "policies.assist={name: optimised, tokens: 10, ratio: 0.25}", "policies.serving={name: slots, slots: 2}",
+        "policies.assist={tokens: 10, ratio: 0.25}", "policies.serving={name: slots, slots: 2}",
     )  # fmt: skip
     fixed, shared = cloud_gain(scenario), cloud_gain_at_equal_machines(scenario)
     assert shared["prefilling"] > shared["with_200_prefilling"] >= 1
@@ -157,7 +157,7 @@ def test_all_is_given_back_whatever_memory_slots_and_patience(
     with watched() as clouds:
         run = ran(
             f"policies.serving={{name: slots, slots: {slots}, chunk_tokens: 256, alone_tokens: 300}}",
-            f"policies.assist={{name: optimised, {f'tokens: {tokens}, ' if helped else ''}patience: {patience_s} s}}",
+            f"policies.assist={{{f'tokens: {tokens}, ' if helped else ''}patience: {patience_s} s}}",
             seed=seed, system=system, workload=workload, machines={**APART, name: room} if apart else {"cloud": room},
         )  # fmt: skip
     # Every answer is whole, whatever became of it in the cloud; nothing there waits for ever, and it holds nothing.

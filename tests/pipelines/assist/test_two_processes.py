@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("two processes")]
 ASSIST = "system_policies.pd-device.assist"
 # What is taken for a slow device promises a slow pace: however busy this machine is, the cloud's tokens are in time.
 SLOW = "device.processors.cpu.bytes_per_s=30 MB/s"
-SMALL = (SLOW, "workload.prompt=512", "workload.output=12", f"{ASSIST}.tokens=6", f"{ASSIST}.ratio=0.5")
+# Behind a mask that comes with the first token, the others come one by one; behind one of its own, together.
+ONE_BY_ONE = f"{ASSIST}.mask=with-token"
+SMALL = (SLOW, "workload.prompt=512", "workload.output=12", f"{ASSIST}.tokens=6", f"{ASSIST}.ratio=0.5", ONE_BY_ONE)
 TOKEN = "open-sesame-42"
 
 
