@@ -28,6 +28,7 @@ from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import unwatched
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.run import run_scenario
+from kvferry.specs.errors import Terminated
 from kvferry.system import signals
 
 # All of it takes no longer; of this, the search, and with it what is said of its results.
@@ -116,30 +117,35 @@ def answer(
         progress("compositions", tried, 0)
 
     search = Search(question, done, began_s + _SEARCH_SHARE * limit)
-    interrupted = None
+    work = _Work()
     spent: dict[str, float] = {}
-    if not _carried_out(search.first):
-        interrupted = "over the first turns"
+    work.carry_out(search.first, "over the first turns")
     ranked = search.few.ranked()
-    if interrupted and not ranked:
-        raise KeyboardInterrupt
+    if work.interrupted and not ranked:
+        raise KeyboardInterrupt if work.ended_by == signal.SIGINT else Terminated(128 + work.ended_by)
     if not ranked and (not refine or not any(one.is_done for one in search.few.all)):
         raise why_none(question, search.few.all)
     spent["first"] = process_time() - cpu_s
-    if ranked:
-        say(f"first answer, over few turns: {ranked[0].composition.name}")
-    if refine and not interrupted and not _carried_out(search.refine):
-        interrupted = "while it was refined"
+
+    def refined() -> None:
+        if ranked:
+            say(f"first answer, over few turns: {ranked[0].composition.name}")
+        if refine:
+            search.refine()
+
+    if not work.interrupted:
+        work.carry_out(refined, "while it was refined")
     ranked = search.trials.ranked()
     if not ranked:
         raise why_none(question, search.trials.all)
     counted: list[Trial] = []
-    if not interrupted and not _carried_out(lambda: counted.extend(_with_energy(question, ranked))):
-        interrupted = "while its energy was counted"
+    if not work.interrupted:
+        work.carry_out(lambda: counted.extend(_with_energy(question, ranked)), "while its energy was counted")
     ranked = counted or ranked
     statements = _Statements(search, ranked, lambda: monotonic() < began_s + _EXPLAINED_SHARE * limit)
-    if not _carried_out(statements.first) or not (interrupted or _carried_out(statements.rest)):
-        interrupted = interrupted or "while it was explained"
+    work.carry_out(statements.first, "while it was explained")
+    if not work.interrupted:
+        work.carry_out(statements.rest, "while it was explained")
     spent["explained"] = process_time() - cpu_s
     found = Answer(
         question=question,
@@ -148,35 +154,56 @@ def answer(
         statements=statements.all,
         tried=tried,
         coarse=search.trials is search.few,
-        interrupted=interrupted,
+        interrupted=work.interrupted,
+        ended_by=work.ended_by,
         processor_s=spent,
         folder=None if output is None else Path(output),
     )
     folder = found.folder
     if folder is not None:
-        write_scenario(found.best, folder)
-        if refine and not interrupted:
+        work.finish(lambda: write_scenario(found.best, folder))
+        if refine and not work.interrupted:
             goes_on = lambda: monotonic() < began_s + limit  # noqa: E731
             every = [*search.whole.all, *search.few.all]
-            if not _carried_out(lambda: write_study(found, every, statements.fit, folder, progress, goes_on, executor)):
-                found = replace(found, interrupted="while its pictures were drawn")
-        write_answer(found, folder)
+            work.carry_out(
+                lambda: write_study(found, every, statements.fit, folder, progress, goes_on, executor),
+                "while its pictures were drawn",
+            )
+        told = lambda: replace(found, interrupted=work.interrupted, ended_by=work.ended_by)  # noqa: E731
+        work.finish(lambda: write_answer(told(), folder))
+        found = told()
     return found
 
 
-def _carried_out(work: Callable[[], None]) -> bool:
-    """Does it; False: it was interrupted."""
-    try:
-        work()
-    except KeyboardInterrupt:
-        pass
-    except Exception:
-        if signals.last() != signal.SIGINT:
-            raise
-    else:
-        return True
-    signals.dealt_with()
-    return False
+class _Work:
+    """Carries parts of an answer out until a signal ends one: Ctrl-C, or SIGTERM. ``interrupted``: which; None: none
+    was."""
+
+    def __init__(self) -> None:
+        self.interrupted: str | None = None
+        self.ended_by = 0
+
+    def finish(self, part: Callable[[], None]) -> None:
+        """Does it all the same where a first signal comes meanwhile; a second one ends it."""
+        if not self.carry_out(part, "while it was written"):
+            part()
+
+    def carry_out(self, part: Callable[[], None], when: str) -> bool:
+        """Returns whether it came to its end."""
+        try:
+            part()
+            return True
+        except KeyboardInterrupt:
+            number = signal.SIGINT.value
+        except Terminated:
+            number = signal.SIGTERM.value
+        except Exception:
+            if (came := signals.last()) is None:
+                raise
+            number = came
+        signals.dealt_with()
+        self.interrupted, self.ended_by = self.interrupted or when, self.ended_by or number
+        return False
 
 
 def _with_energy(question: Question, ranked: Sequence[Trial]) -> list[Trial]:

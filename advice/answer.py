@@ -40,7 +40,7 @@ class Statement:
 class Answer:
     """``best``: the trial that was chosen; ``ranked``: all that keep the limits, best first; ``statements``: what their
     results say; ``tried``: how many compositions were run; ``coarse``: over few turns alone; ``interrupted``: by
-    Ctrl-C or the clock."""
+    Ctrl-C, SIGTERM or the clock; ``ended_by``: the signal's number, 0 for none."""
 
     question: Question
     best: Trial
@@ -49,6 +49,7 @@ class Answer:
     tried: int = 0
     coarse: bool = False
     interrupted: str | None = None
+    ended_by: int = 0
     processor_s: Mapping[str, float] = field(default_factory=dict)
     folder: Path | None = None
 

@@ -13,7 +13,7 @@ from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.run import run_whole
 from kvferry.sessions.as_batch import as_batch
 from kvferry.specs import human
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, quoted_name
 from kvferry.specs.scenario import Scenario
 
 # Tokens that are decoded to see how many of all a selector takes in.
@@ -25,7 +25,7 @@ def quality(question: Question, ranked: Sequence[Trial]) -> Statement:
     metric = question.use.spec.best
     shown = [ranked[0], *runners_up(ranked, metric), *giving_up(ranked, metric)]
     lines = [f"{one.composition.name}: {', '.join(_losses(question, one)) or 'nothing'}" for one in shown]
-    model = str(question.described["model"])
+    model = quoted_name(str(question.described["model"]))
     weights = question.described.get("precision", {}).get("weights")
     lines.append(f"not known for {model}: figures are of bundled models of a few million parameters (docs/models.md)")
     if weights is not None:

@@ -34,6 +34,9 @@ _PROTOTYPES = {
     "specontext": "SpeContext's prototype",
 }
 
+# Control characters as bash reads them back.
+_ESCAPED = {n: f"\\x{n:02x}" for n in (*range(0x20), 0x7F)}
+
 
 class EngineFlags(Spec):
     """Names what an engine does, by flags of its command and variables of its environment."""
@@ -63,8 +66,15 @@ class EngineFlags(Spec):
         environment = [flag for flag in flags if _VARIABLE.match(flag)]
         words = [*environment, self.command, *(flag for flag in flags if flag not in environment)]
         gguf = model if model.endswith(".gguf") else f"{model}.gguf"
-        filled = {"model": quote(model), "gguf": quote(gguf), "context": context, "chunk": one.prefill_chunk}
+        filled = {"model": _word(model), "gguf": _word(gguf), "context": context, "chunk": one.prefill_chunk}
         return " ".join(dict.fromkeys(words)).format(**filled)
+
+
+def _word(text: str) -> str:
+    """The text as one word of a shell, in one line and with nothing that a terminal obeys."""
+    if text.isprintable():
+        return quote(text)
+    return "$'{}'".format(text.replace("\\", r"\\").replace("'", r"\'").translate(_ESCAPED))
 
 
 @lru_cache(maxsize=1)

@@ -57,7 +57,7 @@ def advise(
 
     Compositions of a session (load, decode, keep), and of a device that is helped, are run on the modelled device, and
     the best one that gives up nothing of the answer is taken. On a terminal, without options, six questions are asked.
-    The first answer comes within seconds, the refined one within two minutes; Ctrl-C keeps the best so far.
+    The first answer comes within seconds, the refined one within two minutes; Ctrl-C and SIGTERM keep the best so far.
 
     The folder is runs/advice-USE-DEVICE unless --output names another; with --json alone, none is written.
     """
@@ -99,7 +99,7 @@ def advise(
         say(f"written to {found.folder}")
     if found.interrupted is not None:
         say(f"interrupted {found.interrupted}; this is the best so far")
-        raise typer.Exit(130)
+        raise typer.Exit(128 + found.ended_by)
 
 
 def _show(found: Answer) -> None:

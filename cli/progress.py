@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Called with how much is done, of how much.
 Progress = Callable[[int, int], None]
-# Where no bar can be drawn: the first line after so long, and from one line to the next twice as long, to this.
-LINE_AFTER_S, _LINE_EVERY_S = 10.0, 40.0
+# Where no bar can be drawn: the first line after so long, and from one line to the next.
+LINE_AFTER_S, _LINE_EVERY_S = 10.0, 15.0
 _MOST_FAILED = 20
 # Done before a pace is known, where there are many.
 _SOME = 8
@@ -110,13 +110,13 @@ class _Lines:
         self._at, self._left = (done, of), self._estimate.in_words(done, of)
 
     def _say(self) -> None:
-        wait_s, due_s = LINE_AFTER_S, self._silence.left_s()
+        due_s = self._silence.left_s()
         while not self._over.wait(due_s):
             counts = "" if self._at is None else f"{self._at[0]:,} of {self._at[1]:,}{self._what}, "
             rest = f", {self._left}" if self._left else ""
             say(f"{self._doing}: {counts}{monotonic() - self._began_s:.0f} s so far{rest}")
             self._silence.end()
-            due_s = wait_s = min(2 * wait_s, _LINE_EVERY_S)
+            due_s = _LINE_EVERY_S
 
 
 @contextmanager

@@ -354,11 +354,13 @@ class CloudClient:
             said = response.read(500)
         words = one_line(said.decode("utf-8", "replace")) or one_line(f"{response.status} {response.reason}")
         text = f"{self.url}: {words}"
-        if response.status in _FINAL or (response.status == 404 and known):
-            raise LinkDown(text)
+        # Where it has given before, that still counts, and what is missing is computed.
         if response.status in (401, 403) and self._let_in:
-            # What came before still counts, and what is missing is computed.
             raise LinkDown(f"{self.url} lets nobody in any more: {words}")
+        if response.status in _FINAL:
+            raise LinkDown(text)
+        if known and response.status < 500:
+            raise LinkDown(f"{self.url} gives no more: {response.status} {words}")
         if response.status == 401:
             raise WrongToken(text)
         if response.status < 500:

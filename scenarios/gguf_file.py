@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.specs.document import regular_file, shown
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, quoted_name
 from kvferry.specs.node import Node, Place, node_of
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def gguf_node(file: Path) -> Node:
     heads, hidden = dimensions["query_heads"] or 1, dimensions["hidden"] or 1
     model: dict[str, Any] = {
         **dimensions,
-        "name": file.stem,
+        "name": quoted_name(file.stem),
         "kv_heads": number("attention.head_count_kv") or heads,
         "head_dim": number("attention.key_length") or hidden // heads,
         **_bits(reader, name),
         "kv_value_bytes": 2.0,
-        "source": f"header of {file.name}",
+        "source": f"header of {quoted_name(file.name)}",
     }
     if experts:
         model["experts"] = experts
@@ -103,7 +103,8 @@ def _opened(file: Path) -> "GGUFReader":
     try:
         return Bounded(file)
     except (ValueError, IndexError, KeyError, OverflowError, RecursionError, OSError, MemoryError) as error:
-        what = " ".join(str(error).split())[:120] or type(error).__name__
+        # It may have names of keys and tensors.
+        what = quoted_name(str(error))[:120] or type(error).__name__
         raise InputError(f"{shown(file)}: not a whole GGUF file of version 2 or 3: {what}") from None
 
 

@@ -18,8 +18,10 @@ from kvferry.sessions.assisting import Assisted
 from kvferry.sessions.device import SessionDevice, Told
 from kvferry.sessions.faults import session_faults, without_effect
 from kvferry.sessions.systems import SESSION_SYSTEMS, SessionSystem
+from kvferry.specs.errors import InputError
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.workload import MOST_UNITS_PER_REQUEST
 from kvferry.traces.resolve import link_trace
 from kvferry.traces.turn import Stream
 from kvferry.traces.turns import turns_of
@@ -68,6 +70,8 @@ class SessionFlow:
             assert isinstance(self._stage, InMemory)
             self._stage = assisted = Assisted(scenario, system.assisting, self._stage, longest)
             self._cloud = assisted.machines
+        if self._uses_cloud and system.codec is not None:
+            _check_units(scenario, max(len(turn.blocks) for turn in self._turns.numbered))
         # Where not even a budget of all memory would do, it says so before anything is run.
         self._stage.memory_bytes(whole_prompt(longest))
         self._told: list[Told] = []
@@ -139,3 +143,13 @@ class SessionFlow:
 
     def kept(self) -> str:
         return f"{len(self._told):,} of {len(self._turns):,} turns"
+
+
+def _check_units(scenario: Scenario, blocks: int) -> None:
+    """A load of all blocks of the longest prompt must stay within what one may have. Raises InputError."""
+    model, per_head = scenario.model, scenario.coupling == "per_head"
+    units = blocks * model.layers * (model.kv_heads if per_head else 1)
+    if units > MOST_UNITS_PER_REQUEST:
+        what = f"makes {units:,} units in the longest load (blocks x layers{' x KV heads' if per_head else ''})"
+        most = f"at most {MOST_UNITS_PER_REQUEST:,} will do, about a minute of simulation"
+        raise InputError(f"workload.block: {what}, {most}; enlarge it, or shorten the context")

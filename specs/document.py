@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, quoted_name
 from kvferry.specs.node import Node, Place
 
 # A scenario has some hundred values, a device some fifty. An alias counts as all the values that it repeats.
@@ -43,7 +43,7 @@ def read_document(path: Path) -> Node:
 def shown(path: Path) -> str:
     """The path as errors show it: relative to the current folder if it lies below that."""
     absolute = Path(os.path.abspath(path))
-    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
+    return quoted_name(str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute))
 
 
 def expanded(path: str) -> Path:

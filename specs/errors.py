@@ -21,6 +21,11 @@ def quoted(text: str) -> str:
     return UNSHOWN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
+def quoted_name(text: str) -> str:
+    r"""The same for a name, in which line ends and tabs are as odd: they would pass for a line of ours."""
+    return quoted(text).translate({ord("\n"): r"\n", ord("\t"): r"\t"})
+
+
 class KvferryError(Exception):
     """Root of the hierarchy. Its text is written for the user; what it repeats of an input is ``quoted``."""
 

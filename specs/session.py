@@ -15,6 +15,8 @@ from kvferry.specs.workload import MOST_LAYER_STEPS_PER_RUN, MOST_TOKENS_PER_RUN
 MOST_TURNS = 100_000
 # Blocks of tokens of one prompt, each of which is looked up by itself.
 MOST_BLOCKS_PER_TURN = 100_000
+# And of all prompts, without and with their answers, which are held in memory together: 400 MB of names.
+MOST_BLOCKS_PER_RUN = 50_000_000
 
 
 class SessionSpec(Part):

@@ -49,11 +49,8 @@ def recorded_turns(
 
 def _stream(turns: Conversation, conversation: int, block: int, first_s: float, ids: BlockIds) -> tuple[Turn, ...]:
     found: list[Turn] = []
-    chain: tuple[int, ...] = ()
     name, tokens = turns[0].shared
-    if name:
-        for _ in range(tokens // block):
-            chain = (*chain, ids.named(chain[-1] if chain else 0, name))
+    chain = ids.chain(tokens // block if name else 0, lambda _: name)
     for n, one in enumerate(turns):
         whole = (one.prompt + one.output) // block
         following = turns[n + 1].ids if n + 1 < len(turns) else None

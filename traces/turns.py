@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kvferry.specs.errors import InputError
-from kvferry.specs.session import MOST_BLOCKS_PER_TURN, SessionSpec
+from kvferry.specs.session import SessionSpec
 from kvferry.specs.workload import MOST_TOKENS_PER_RUN
 from kvferry.traces.block_ids import BlockIds
 from kvferry.traces.chance import Source, generator
@@ -20,14 +20,17 @@ _MOST_DEVIATIONS = 3.0
 
 def turns_of(workload: SessionSpec, seed: int) -> Turns:
     """Raises InputError for a recording that cannot be read, or asks for more than a run may have."""
-    found = _drawn(workload, seed) if workload.trace is None else _recorded(workload, workload.trace, seed)
-    tokens, blocks = sum(turn.output for turn in found.numbered), len(found.longest.leaves)
+    if workload.trace is None:
+        try:
+            found = _drawn(workload, seed)
+        except InputError as error:
+            raise InputError(f"workload.block: {error}") from None
+    else:
+        found = _recorded(workload, workload.trace, seed)
+    tokens = sum(turn.output for turn in found.numbered)
     if tokens > MOST_TOKENS_PER_RUN:
         what = f"{tokens:,} tokens to answer; at most {MOST_TOKENS_PER_RUN:,} will do"
         raise InputError(f"workload.turns: make {what}")
-    if blocks > MOST_BLOCKS_PER_TURN:
-        what = f"makes {blocks:,} blocks of the longest turn; at most {MOST_BLOCKS_PER_TURN:,} will do"
-        raise InputError(f"workload.block: {what}")
     return found
 
 
@@ -112,11 +115,11 @@ def _conversation(
 
 def _document(workload: SessionSpec, block: int, ids: BlockIds, source: int, tokens: int) -> tuple[int, ...]:
     """Ids of the whole blocks that conversations about a context begin with: the common beginning, then its own."""
-    chain: list[int] = []
-    for n in range(tokens // block):
-        content = "beginning" if (n + 1) * block <= workload.beginning else f"context {source}"
-        chain.append(ids.named(chain[-1] if chain else 0, content))
-    return tuple(chain)
+
+    def content(n: int) -> str:
+        return "beginning" if (n + 1) * block <= workload.beginning else f"context {source}"
+
+    return ids.chain(tokens // block, content)
 
 
 def _popular(rng: np.random.Generator, workload: SessionSpec) -> int:

@@ -216,9 +216,10 @@ class Conversation:
     def _sent(self, sent: simpy.Event) -> None:
         if not sent.ok:
             sent.defused = True
-            # What a cloud says when it refuses; where it is gone, what is awaited tells.
+            # What a cloud says when it refuses: there will be no answer. Where it is gone, what is awaited tells.
             if type(sent.value) is ChannelBroken:
                 self._happened(str(sent.value))
+                self.leave()
 
     def _happened(self, what: str) -> None:
         if not self._left and self._story.happened is None:

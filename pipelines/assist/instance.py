@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
 
@@ -20,8 +19,8 @@ from kvferry.specs.errors import OutOfMemory
 
 class Instance:
     """Requests join and leave at any step (continuous batching), and prompts are prefilled beside them piece by piece
-    (policies/assist/serving.py). A prompt without memory for its KV takes that when its prefill begins, and waits for
-    it where there is none.
+    (policies/assist/serving.py), which says whose comes next. A prompt without memory for its KV takes that when its
+    prefill begins, and waits for it where there is none; no other then takes any before it.
 
     With `kept_tpot_s` as its time per token: a request is taken in when steps with all who hold a slot then take no
     longer, or when nobody holds one. No token of a request is later than its promise, as long as estimates are true.
@@ -50,11 +49,11 @@ class Instance:
         self._leases = 0
         # Requests that hold a slot, and the tokens that they end with.
         self._held, self._held_tokens = 0, 0
-        # Prompts that wait, and the one that is being prefilled.
-        self._prompts: deque[Prompt] = deque()
-        self._prompt: Prompt | None = None
-        # Others that end with the same pass.
-        self._with: list[Prompt] = []
+        # Prompts that are not read to their end, in order of arrival, and the one that memory was lacking for.
+        self._prompts: list[Prompt] = []
+        self._lacking: Prompt | None = None
+        # Whether the next piece goes by arrival, whatever is shorter.
+        self._by_arrival = False
         self._running: list[Turn] = []
         # Those who run, for a machine that really decodes; None: they have changed.
         self._together: Batch | None = None
@@ -156,15 +155,15 @@ class Instance:
         for nothing."""
         self.is_up, self.outages = False, self.outages + 1
         down = Down(f"an instance is down until {until_s:g} s, and what it had in hand is lost")
-        for prompt in (self._prompt, *self._with, *self._prompts):
-            if prompt is not None:
-                prompt.done.fail(down)
-                # Nobody may be waiting for it any more.
-                prompt.done.defused = True
+        for prompt in self._prompts:
+            prompt.done.fail(down)
+            # Nobody may be waiting for it any more.
+            prompt.done.defused = True
         for turn in (*self._running, *self._joining):
             turn.fail(down)
-        self._prompt, self._running, self._together, self._context = None, [], None, 0
+        self._running, self._together, self._context = [], None, 0
         self._prompts.clear()
+        self._lacking = None
         self._joining.clear()
         self.lora, self.scene = None, 0
         while self._beginnings:
@@ -195,23 +194,23 @@ class Instance:
                 self._context += turn.context
                 self._together = None
             self._joining.clear()
-            prompt = self._prompt = self._prompt or self._next_prompt()
+            prompt = self._next_prompt()
             piece = None if prompt is None else self._piece(prompt, stepped)
             if prompt is not None and piece is not None:
                 stepped = False
-                self._with = self._beside(prompt, piece)
+                others = self._beside(prompt, piece)
+                self._by_arrival = len(self._prompts) > 1 and not self._by_arrival
                 try:
-                    token = yield self._begun(_together(piece, self._with), prompt.request)
+                    token = yield self._begun(_together(piece, others), prompt.request)
                 except Exception as error:
                     # The fault of one request is not the end of the others.
-                    self._prompt = None
                     if not prompt.is_lost:
+                        self._prompts.remove(prompt)
                         prompt.done.fail(error)
                 else:
                     self._prefilled(prompt, int(piece.tokens), token)
-                    for other in self._with:
+                    for other in others:
                         self._prefilled(other, other.left, None)
-                self._with = []
             elif self._running:
                 stepped = True
                 n = len(self._running)
@@ -232,10 +231,9 @@ class Instance:
         for work in self._dropped:
             if work.done.triggered:
                 continue
-            if work is self._prompt:
-                self._prompt = None
-            elif isinstance(work, Prompt):
+            if isinstance(work, Prompt):
                 self._prompts.remove(work)
+                self._lacking = None if self._lacking is work else self._lacking
             elif work in self._joining:
                 self._joining.remove(work)
             else:
@@ -243,26 +241,26 @@ class Instance:
             work.done.succeed()
         self._dropped.clear()
 
-    def _next_prompt(self, most: float = math.inf) -> Prompt | None:
-        """The first that has memory for its KV or gets it now, and those only that have it behind one that does
-        not; None where this one has more tokens than `most`."""
-        waits = False
-        for prompt in self._prompts:
-            if not prompt.has_memory and not waits:
+    def _next_prompt(self, most: float = math.inf, but: Sequence[Prompt] = ()) -> Prompt | None:
+        """The next one that has memory for its KV or gets it now, and that only where no other lacks it; None where
+        there is none, or this one has more tokens than `most`. `but`: these are taken."""
+        for n in self._serving.in_order(self._prompts, by_arrival=self._by_arrival):
+            prompt = self._prompts[n]
+            if prompt in but:
+                continue
+            if not prompt.has_memory and self._lacking in (None, prompt):
                 lease = self.reserve(prompt.before + prompt.left)
+                self._lacking = None
                 if not isinstance(lease, Refused):
                     prompt.lease, prompt.has_memory = lease, True
                 elif self.holds:
-                    waits = True
+                    self._lacking = prompt
                 else:
                     self._prompts.remove(prompt)
                     prompt.done.fail(OutOfMemory(f"an instance of the cloud: {lease}"))
-                    return self._next_prompt(most)
-            if prompt.has_memory and prompt.left > most:
-                return None
+                    return self._next_prompt(most, but)
             if prompt.has_memory:
-                self._prompts.remove(prompt)
-                return prompt
+                return prompt if prompt.left <= most else None
         return None
 
     def _begun(self, op: Prefill | DecodeStep, request: int | None) -> Ticket:
@@ -280,7 +278,7 @@ class Instance:
         """What to prefill before the next step; None: nothing."""
         running, serving = self._running, self._serving
         # Those who hold a slot decode, or will soon, unless their prompts wait.
-        beside = self._held > sum(one.has_memory and one.lease is None for one in (prompt, *self._prompts))
+        beside = self._held > sum(one.has_memory and one.lease is None for one in self._prompts)
         piece = Prefill(serving.piece_tokens(prompt.left, beside), prompt.before)
         if running and serving.chunk_tokens is not None:
             due_s = min(turn.due_s for turn in running)
@@ -296,7 +294,7 @@ class Instance:
         if not self._serving.batched_prefill or self._running or piece.tokens < prompt.left:
             return []
         found, room = [], self._serving.alone_tokens - int(piece.tokens)
-        while (other := self._next_prompt(room)) is not None:
+        while (other := self._next_prompt(room, (prompt, *found))) is not None:
             found.append(other)
             room -= other.left
         return found
@@ -304,7 +302,7 @@ class Instance:
     def _prefilled(self, prompt: Prompt, tokens: int, token: str | None) -> None:
         prompt.left, prompt.before = prompt.left - tokens, prompt.before + tokens
         if not prompt.left and not prompt.is_lost:
-            self._prompt = None
+            self._prompts.remove(prompt)
             prompt.done.succeed(token)
 
     def _failed(self, error: Exception) -> None:

@@ -10,7 +10,7 @@ from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
 from kvferry.pipelines.policy_schema import Schema, stand_ins
 from kvferry.policies.assist.assistance import MaskComes, Smoothing
 from kvferry.policies.assist.help import CatchUp, Help, Refining
-from kvferry.policies.assist.serving import Routing, Serving
+from kvferry.policies.assist.serving import PromptOrder, Routing, Serving
 from kvferry.scenarios.resolve import Complaint
 
 # Who answers: a device that a cloud helps, one of the two alone, or both in turns.
@@ -39,6 +39,7 @@ def serving_of(
     alone_tokens: Annotated[int, Field(ge=16, le=1_000_000)] = 8192,
     prefix_caching: bool = False,
     batched_prefill: bool = False,
+    prompts: PromptOrder = "first-come",
 ) -> None:
     """What a scenario may say of `serving`."""
 

@@ -1,11 +1,22 @@
 """Which instance of a cloud serves a request: slots that are held, and who waits for one (P/D-Device 3.1)."""
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 # least-loaded: the instance with most free slots; in-turn: one after the other.
 Routing = Literal["least-loaded", "in-turn"]
+# first-come: each prompt to its end, as engines do by default. shortest: a piece of the one with the least left, then
+# one of the one that came first, so that a long one ends however many come behind it.
+PromptOrder = Literal["first-come", "shortest"]
+
+
+class HasLeft(Protocol):
+    """A prompt of which so many tokens are to be read yet."""
+
+    @property
+    def left(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +35,9 @@ class Serving:
     `prefix_caching`: instances keep the KV of the beginning that all prompts of a scene share, as long as memory is
     left over, and prefill what follows it. `batched_prefill`: an instance that decodes for nobody prefills waiting
     prompts in one pass, as far as `alone_tokens` go: weights are read once for all of them, and all end together.
+
+    `prompts`: whose piece comes next. With the shortest rest first the mean wait is least, equal prompts wait as in
+    order of arrival, and behind one of any length a short one waits for a piece of it before each of its own.
     """
 
     slots: int = 16
@@ -33,12 +47,24 @@ class Serving:
     alone_tokens: int = 8192
     prefix_caching: bool = False
     batched_prefill: bool = False
+    prompts: PromptOrder = "first-come"
 
     def piece_tokens(self, left: int, beside: bool) -> int:
         """How many of a prompt's remaining tokens are prefilled together, beside others or alone."""
         if self.chunk_tokens is None:
             return left
         return min(left, self.chunk_tokens if beside else self.alone_tokens)
+
+    def in_order(self, prompts: Sequence[HasLeft], *, by_arrival: bool) -> Iterator[int]:
+        """Yields prompts, which are in order of arrival, by number in the order in which they are to be read;
+        `by_arrival`: it is the turn of the one that came first."""
+        if by_arrival or self.prompts == "first-come":
+            yield from range(len(prompts))
+            return
+        by_left = [(prompt.left, n) for n, prompt in enumerate(prompts)]
+        heapq.heapify(by_left)
+        while by_left:
+            yield heapq.heappop(by_left)[1]
 
     def prefills(self, takes_s: float, spare_s: float, stepped: bool) -> bool:
         """Whether a piece that takes so long comes before the next step, which could wait for `spare_s`; `stepped`: the

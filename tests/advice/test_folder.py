@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from kvferry.advice.question import Question, question_of
 from kvferry.advice.study import Map, contexts_of, every_other, winner
 from kvferry.advice.trial import Trials
 from kvferry.cli import interview as interviews
+from kvferry.specs.errors import Terminated
 from kvferry.system import signals
 
 PINNED = ["workload.turns=2", "policies.decode=vllm", "policies.evict=lru", "workload.decoded=2"]
@@ -71,21 +74,41 @@ def test_the_folder_has_the_study_its_pictures_and_a_page(tmp_path: Path) -> Non
     assert again.summary["new"] == 0, "the study in the folder is the one that was run"
 
 
-def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ends", "number"), [(KeyboardInterrupt(), 2), (Terminated(143), 15)])
+def test_a_signal_keeps_the_best_so_far(
+    ends: BaseException, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stopped(self: search_of.Search) -> None:
-        raise KeyboardInterrupt
+        raise ends
 
     monkeypatch.setattr(search_of.Search, "refine", stopped)
     found = kvferry.advise("rtx-4060", "qwen3-8b", output=tmp_path, settings=PINNED)
-    assert found.interrupted == "while it was refined" and found.coarse
+    assert found.interrupted == "while it was refined" and found.coarse and found.ended_by == number
     assert (tmp_path / "scenario.yaml").exists()
 
     def before_anything(self: Trials, one: object) -> None:
-        raise KeyboardInterrupt
+        raise ends
 
     monkeypatch.setattr(Trials, "of", before_anything)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(ends)):
         kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED)
+
+
+def test_sigterm_ends_the_command_with_the_best_so_far(tmp_path: Path) -> None:
+    command = ("advise", "--device", "rtx-4060", "--model", "qwen3-8b", "--output", str(tmp_path / "out"))
+    program = "import sys; from kvferry.cli import main as command; sys.argv[0] = 'kvferry'; command.main()"
+    settings = [word for one in PINNED for word in ("--set", one)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *command, *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("first answer"):
+            process.terminate()
+            break
+    out, said = process.communicate(timeout=120)
+    assert process.returncode == 143 and "this is the best so far" in said, said
+    assert out and (tmp_path / "out" / "advice.json").exists()
 
 
 def test_ctrl_c_while_energy_is_counted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What an answer says, from trials made up by hand: figures decide each statement, and other figures say otherwise."""
 
 import shlex
+import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -124,6 +125,11 @@ def test_a_model_by_its_file_is_one_word_of_a_shell() -> None:
     line = engines()["llama.cpp"].line(Composition(), hostile, 4096)
     assert shlex.split(line) == ["llama-server", "-m", hostile, "-ngl", "99", "-c", "4096"]
     assert "-m llama-3.1-8b.gguf " in engines()["llama.cpp"].line(Composition(), "llama-3.1-8b", 4096)
+    # Folding would make a space of a line end, and a terminal obey the rest.
+    odd = engines()["llama.cpp"].line(Composition(), "it's\n\x1b[31m.gguf", 4096)
+    assert r" -m $'it\'s\x0a\x1b[31m.gguf' " in odd
+    read_back = subprocess.run(["bash", "-c", r"printf %s $'it\'s\x0a\x1b[31m.gguf'"], capture_output=True, text=True)
+    assert read_back.stdout == "it's\n\x1b[31m.gguf"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,21 @@ def test_without_a_terminal_a_line_says_that_work_goes_on(said: tuple[list[str],
     assert lines[-1].startswith("mine: dynakv: 12 of 4,096, 0 s so far")
 
 
+def test_a_line_comes_at_least_every_fifteen_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    class Waits(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return len(waits) > 6
+
+    monkeypatch.setattr(progress, "say", lambda line: None)
+    monkeypatch.setattr(progress, "Event", Waits)
+    with counted("long"):
+        pass
+    assert len(waits) == 7 and max(waits) <= 15.0 and min(waits) > 9.0
+
+
 def test_what_is_counted_is_named(said: tuple[list[str], Event]) -> None:
     lines, came = said
     with counted("study", " points") as done:

@@ -113,9 +113,11 @@ def test_what_was_not_asked_for_is_no_answer(way: Way) -> None:
     assert f"nothing has come from cloud for {PATIENCE_S:g} s" in noted(run)
 
 
-@pytest.mark.parametrize("status", [401, 403, 500])
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
 def test_a_cloud_that_takes_nothing_is_named_with_its_words(status: int) -> None:
-    assert f"cannot send to cloud: {status} go away" in noted(ran(nothing, refuses=status))
+    # And is not waited for: that would take longer than `ran` allows.
+    patient = {"policies": {"assist": LIVE["policies"]["assist"] | {"patience": "40 s"}}}
+    assert f"cannot send to cloud: {status} go away" in noted(ran(nothing, refuses=status, **patient))
 
 
 def test_a_flood_of_parts_ends_the_conversation_and_is_not_kept(heard: list[int]) -> None:

@@ -118,6 +118,14 @@ def test_what_will_not_change_is_not_asked_for_again(status: str) -> None:
         client.index("0")
 
 
+@pytest.mark.parametrize("status", ["302 Found", "400 Bad Request", "404 Not Found", "429 Too Many Requests"])
+def test_what_it_refuses_of_a_context_that_it_had_ends_the_link_not_the_run(status: str, index: Index) -> None:
+    with Hostile(answer(status, b"go away")) as cloud, CloudClient(cloud.url) as client:
+        client._opened["0"] = index, "tag"
+        with pytest.raises(LinkDown, match=f"gives no more: {status[:3]} go away"):
+            client.fetch(Chunks(0, (0,), 1.0), 0, Watch())
+
+
 NASTY = b"\x1b]0;owned\x07\x1b[2J\r\nkvferry: all is well\x9b31m"
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import extreme_assist
 import extreme_heat
+import extreme_offload
 import extreme_session
 from ends import between, count, seconds
 
@@ -202,11 +203,7 @@ def _budget(chance: Random) -> dict[str, Any]:
         "kv_share": between(chance, 1e-6, 1.0),
         "kv": f"{between(chance, 1.0, 1e12)!r} B",
         "in_memory_kv": f"{between(chance, 1.0, 1e12)!r} B",
-        "offload": {
-            "to": chance.choice(["cpu", "host", "storage"]),
-            "what": chance.choice(["layers", "layers", "experts"]),
-            "layers": chance.choice(["auto", count(chance, 1, 48) - 1]),
-        },
+        "offload": extreme_offload.offload(chance),
     }
     return {key: found[key] for key in chance.sample(sorted(found), chance.randint(1, 3))}
 

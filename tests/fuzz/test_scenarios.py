@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from damage import damaged_lines
+from extreme_heat import heat
+from extreme_offload import offloaded
 from extremes import scenario
 from limited import Called, called
 from seeds import blocks, check_each
@@ -82,6 +84,35 @@ def test_extreme_scenarios(seeds: range, tmp_path: Path, systems: dict[str, list
         return why
 
     check_each(seeds, f"{HERE}::test_extreme_scenarios", case)
+
+
+@blocks(quick=4, long=400, size=4)
+def test_devices_that_warm_up(seeds: range, tmp_path: Path, systems: dict[str, list[str]]) -> None:
+    """And clouds beside them."""
+
+    def case(seed: int) -> str | None:
+        chance = Random(seed)
+        drawn = scenario(chance, systems, traces())
+        for machine in (drawn, *drawn.get("machines", {}).values()):
+            machine["device"]["heat"] = heat(chance)
+        (tmp_path / "s.yaml").write_text(yaml.safe_dump(drawn, sort_keys=False))
+        return judged(called("run", "s.yaml", "--json", folder=tmp_path))
+
+    check_each(seeds, f"{HERE}::test_devices_that_warm_up", case)
+
+
+@blocks(quick=4, long=400, size=4)
+def test_weights_that_do_not_fit(seeds: range, tmp_path: Path, systems: dict[str, list[str]]) -> None:
+    def case(seed: int) -> str | None:
+        chance = Random(seed)
+        # Most take it.
+        of = systems if chance.random() < 0.2 else {"decode": systems["decode"]}
+        (tmp_path / "s.yaml").write_text(
+            yaml.safe_dump(offloaded(chance, scenario(chance, of, traces())), sort_keys=False)
+        )
+        return judged(called("run", "s.yaml", "--json", folder=tmp_path))
+
+    check_each(seeds, f"{HERE}::test_weights_that_do_not_fit", case)
 
 
 @blocks(quick=15, long=1500, size=15)

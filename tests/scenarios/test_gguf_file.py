@@ -107,6 +107,23 @@ def test_no_such_file_gives_more_than_a_line(tmp_path: Path, monkeypatch: pytest
     assert "50 entries, more than 49" in refused(whole)
 
 
+def test_names_are_told_with_their_control_characters_escaped(tmp_path: Path) -> None:
+    whole = written(tmp_path / "twice.gguf").read_bytes()
+    for layer in range(LAYERS):
+        whole = whole.replace(b"blk.%d.attn_q.weight" % layer, b"blk.0.attn\n\x1b.weight")
+    (tmp_path / "twice.gguf").write_bytes(whole)
+    with pytest.raises(InputError) as error:
+        load_model(str(tmp_path / "twice.gguf"))
+    assert r"blk.0.attn\n\x1b.weight" in str(error.value)
+    # The file's own name would end our line and begin one that is not ours.
+    model = load_model(str(written(tmp_path / "evil\nkvferry: all is well.gguf")))
+    assert model.name == r"evil\nkvferry: all is well"
+    assert model.source == r"header of evil\nkvferry: all is well.gguf"
+    with pytest.raises(InputError) as error:
+        load_model(str(damaged(tmp_path / "evil\nkvferry: all is well.gguf", 0, b"GGML")))
+    assert "\n" not in str(error.value) and r"evil\nkvferry: all is well.gguf: not a whole" in str(error.value)
+
+
 @pytest.mark.parametrize("missing", ["llama.block_count", "llama.attention.head_count", "tokenizer.ggml.tokens"])
 def test_what_a_header_lacks_is_named(tmp_path: Path, missing: str) -> None:
     file = written(tmp_path / "lacks.gguf")

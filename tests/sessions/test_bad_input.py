@@ -95,8 +95,24 @@ def test_a_budget_that_holds_nothing(budget: str, what: str) -> None:
 
 
 def test_a_context_of_too_many_blocks_is_refused_at_once() -> None:
-    with pytest.raises(InputError, match="makes 131,072 blocks of the longest turn; at most 100,000 will do"):
+    with pytest.raises(InputError, match="workload.block: makes 131,072 blocks of one turn; at most 100,000 will do"):
         ran("workload.context=8Mi tokens", "workload.question=1", "workload.output=1")
+
+
+def test_all_turns_of_too_many_blocks_are_refused_before_memory_is_taken() -> None:
+    # Each makes 80,000 of them, twice: all would take 128 GB.
+    many = ("workload.turns=100000", "workload.context=80000", "workload.block=1", "workload.turns_each=1.0")
+    with pytest.raises(InputError, match="workload.block: all turns make more than 50,000,000 blocks"):
+        ran(*many, "workload.question=1", "workload.output=1", "workload.decoded=null")
+
+
+def test_a_load_of_too_many_units_is_refused() -> None:
+    # Of each token, in each of four layers and two heads.
+    one = ("workload.context=70000", "workload.question=1", "workload.block=1", "workload.turns=1")
+    with pytest.raises(
+        InputError, match=r"workload.block: makes 560,008 units in the longest load \(blocks x layers x KV"
+    ):
+        ran(*one, "coupling=per_head")
 
 
 def test_a_conversation_that_outgrows_memory_keeps_its_first_turns() -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 from kvferry.backends.live.engine.channel import Carry
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.wire.channel import Heard, WiredChannel
-from kvferry.backends.live.wire.event import CALLER, GOODBYE, OPEN, NoEvent, events, read
+from kvferry.backends.live.wire.event import CALLER, ENDED, GOODBYE, OPEN, NoEvent, events, read
 from kvferry.cloud.patience import one_line
 from kvferry.machine.channel import (
     ChannelBroken,
@@ -124,7 +124,7 @@ class CallingWire:
                 if again or self._hung_up:
                     raise ChannelCut(f"cannot send to {self._peer}: it is gone ({_why(error)})") from None
         status, words = response
-        if status == 404:
+        if (status, words) == (404, ENDED):
             raise ChannelCut(f"cannot send to {self._peer}: it has ended this channel")
         if status != 204:
             raise ChannelBroken(f"cannot send to {self._peer}: {status} {words}")

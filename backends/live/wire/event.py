@@ -21,6 +21,8 @@ MOST_EVENT_BYTES = 2**24
 # What a list, a number in it or a key takes in memory besides its text; each has a bracket or a comma of its own, an
 # empty list both.
 _VALUE_BYTES = 32
+# What a server answers with 404 to what is said behind a channel's end: why it has ended, its stream says.
+ENDED = "this channel has ended"
 # What a server says when it has nothing to say, so that the other side knows it to be there.
 SIGN_OF_LIFE = b": here\n\n"
 

@@ -27,6 +27,7 @@ from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.wire.channel import MOST_WAITING_BYTES, WiredChannel
 from kvferry.backends.live.wire.event import (
     CALLER,
+    ENDED,
     MOST_EVENT_BYTES,
     OPEN,
     SIGN_OF_LIFE,
@@ -244,7 +245,7 @@ class Reception:
         # Not over either: what was said last may be said again.
         wire = next((wire for wire in self._all_wires() if secrets.compare_digest(wire.key.encode(), key)), None)
         if wire is None or not wire.taken or wire.failed:
-            return PlainTextResponse("this channel has ended", 404)
+            return PlainTextResponse(ENDED, 404)
         try:
             async with asyncio.timeout(BODY_S):
                 data = await request.body()
