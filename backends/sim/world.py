@@ -23,7 +23,7 @@ from kvferry.policies.engine_memory import engine_holdings
 from kvferry.policies.ledger import Ledger
 from kvferry.sim.access import Accesses
 from kvferry.sim.channel import Switchboard
-from kvferry.sim.costs.cost_model import COST_MODELS
+from kvferry.sim.costs.cost_model import COST_MODELS, shared
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.errors import pick
 from kvferry.specs.link import LinkSpec
@@ -59,7 +59,8 @@ class SimWorld(WholeWorld):
         # Thousands of machines on links that are alike replay one trace.
         trace_of = cache(link_trace)
         self._machines: dict[str, SimMachine] = {}
-        self._costs, self._trace_of = scenario.costs.truth, trace_of
+        self._costs = shared(pick("cost model", COST_MODELS, scenario.costs.truth))
+        self._trace_of = trace_of
         # Of devices that have something to do, and since when; machines of others, and how long each had had.
         self._staying: dict[int, tuple[SimMachine, list[SimMachine]]] = {}
         self._arrived_s: dict[int, float] = {}
@@ -85,7 +86,7 @@ class SimWorld(WholeWorld):
             name=one.name,
             rtt_s=0.0 if link is None else round_trips_of(link).least_s,
             late=None if link is None else late_of(link, seen.seed, one.name),
-            costs=pick("cost model", COST_MODELS, self._costs),
+            costs=self._costs,
             load={} if seen.load is None else {seen.load.processor or seen.device.main: load_trace(seen.load)},
             memory_bytes=seen.budget.memory_bytes,
             held=Ledger(engine_holdings(seen)).at(0),
