@@ -8,13 +8,16 @@ from collections.abc import Iterator
 
 from benchmarks.row import Row, lower
 
-DEVICES = (1_000, 10_000, 50_000)
+DEVICES = (1_000, 10_000, 50_000, 100_000)
 # In a process of its own, whose peak memory it is.
 _RUN = """
-import json, resource, sys, time
+import gc, json, resource, sys, time
+from kvferry.cli.entry import YOUNG
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
+# As the command has it.
+gc.set_threshold(YOUNG)
 devices = int(sys.argv[1])
 counts = {"prefill": max(1, round(devices / 385)), "decode": max(1, round(devices / 2500))}
 settings = [f"machines.{name}.count={count}" for name, count in counts.items()]
@@ -34,13 +37,14 @@ def rows(devices: tuple[int, ...] = DEVICES, settings: tuple[str, ...] = ()) -> 
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=4 * 3600)
         found = json.loads(done.stdout)
         took_s, requests = found["took_s"], found["requests"]
-        # Asked for: 10,000 devices in 60 s on one core and 1.5 GB, and first tokens within 1.3 s, 4 s for 95 of 100.
-        asked = n == 10_000
-        yield lower(f"{n:,} devices, {requests:,.0f} requests, processor time", took_s, "s", 60 if asked else None)
+        # Asked for: 10,000 devices in 60 s on one core and 1.5 GB, and first tokens within 1.3 s, 4 s for 95 of 100;
+        # 100,000 devices in five minutes.
+        asked, most_s = n == 10_000, {10_000: 60, 100_000: 300}.get(n)
+        yield lower(f"{n:,} devices, {requests:,.0f} requests, processor time", took_s, "s", most_s)
         yield lower(f"{n:,} devices, per request", 1e3 * took_s / requests, "ms")
         yield lower(f"{n:,} devices, peak memory", found["gib"], "GiB", 1.5e9 / 2**30 if asked else None)
-        for q, most_s in ((50, 1.3), (95, 4.0), (99, None)):
-            yield lower(f"{n:,} devices, TTFT p{q}", found[f"ttft_p{q}_s"], "s", most_s if asked else None)
+        for q, within_s in ((50, 1.3), (95, 4.0), (99, None)):
+            yield lower(f"{n:,} devices, TTFT p{q}", found[f"ttft_p{q}_s"], "s", within_s if asked else None)
         # No gap is longer than the slowest pace that a device has promised itself.
         yield lower(f"{n:,} devices, longest gap", found["largest_gap_s"], "s", found["promised_tpot_max_s"])
         # Absent where there is none.

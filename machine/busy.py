@@ -32,6 +32,11 @@ class Busy:
         if self.listener is not None:
             self.listener(False)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._open_s is not None
+
     def add(self, start_s: float, end_s: float) -> None:
         """Busy from `start_s` to `end_s`, which is no earlier than what is known."""
         if self._ends_s and start_s <= self._ends_s[-1]:

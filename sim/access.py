@@ -8,6 +8,7 @@ import simpy
 
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
+from kvferry.sim.air import Air, InAir, StreamInAir
 from kvferry.sim.link import Link
 from kvferry.specs.device import NetworkInterfaceSpec
 from kvferry.traces.rate import RateTrace
@@ -64,6 +65,26 @@ def access_over(
     )
 
 
+class Cell:
+    """The air that devices share, either way; each has an access of its own to it. Left out: what the network interface
+    of one device adds or could not carry. `up` None: they send as fast as they receive, on another way."""
+
+    def __init__(
+        self, env: simpy.Environment, down: RateTrace, up: RateTrace | None, rtt_s: float, late: Late | None
+    ) -> None:
+        self._up, self._down = Air(env, down if up is None else up), Air(env, down)
+        self._rtt_s, self._late = rtt_s, late
+
+    def access(self, tell: Tell) -> Access:
+        """Of one more device."""
+        return Access(InAir(self._up, tell, "uplink"), InAir(self._down, tell, "link"), self._rtt_s, self._late)
+
+    def check(self) -> None:
+        """Asserts that every byte which the air offered while it was busy went to one message or part."""
+        self._up.check()
+        self._down.check()
+
+
 class Accesses:
     """The `carry` of a switchboard for machines by name, in virtual or wall time.
 
@@ -109,6 +130,19 @@ class Accesses:
         sent = here.up.transfer(flow, n_bytes, label=label, before_s=0.0, behind_s=way_s)
         self._sent[between] = sent, way_s
         return sent
+
+    def stream(self, sender: str, receiver: str, n_bytes: float) -> StreamInAir | None:
+        """Parts that share the air of the receiver's cell with what others receive; None: it is in none."""
+        here, there = self._machines.get(sender), self._machines.get(receiver)
+        if there is None or not isinstance(there.down, InAir):
+            return None
+
+        def way_s() -> float:
+            now = self._env.now
+            up_s = 0.0 if here is None else here.ways_s(here.up.queued_s([now], n_bytes))[0] - now
+            return up_s + there.way_s()
+
+        return there.down.stream(("message", sender, receiver), n_bytes, way_s)
 
     def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
         """When messages of this many bytes each arrive that were sent one after the other at these times, by

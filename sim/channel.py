@@ -11,11 +11,31 @@ import simpy
 from kvferry.machine.channel import ChannelCut, ChannelStalled, Each, Streamed
 
 
+class Parts(Protocol):
+    """Parts of a stream that cross one by one: when those arrived that have, and what each carried."""
+
+    times_s: list[float]
+    values: list[Any]
+
+    def put(self, value: Any) -> None: ...
+    def look(self) -> None:
+        """Bring these lists up to now."""
+        ...
+
+    def ended(self) -> None:
+        """All have arrived."""
+        ...
+
+
 class Carry(Protocol):
     """How messages cross from one named machine to another."""
 
     def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
         """Fires when a message of this many bytes, sent now, has arrived."""
+        ...
+
+    def stream(self, sender: str, receiver: str, n_bytes: float) -> Parts | None:
+        """Parts of this many bytes each that others delay; None: they cross by arithmetic, as below."""
         ...
 
     def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
@@ -37,6 +57,9 @@ class AtOnce:
 
     def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
         return self._env.timeout(0)
+
+    def stream(self, sender: str, receiver: str, n_bytes: float) -> None:
+        return None
 
     def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
         return sent_s
@@ -259,6 +282,27 @@ class ChannelEnd:
         assert crossing.callbacks is not None
         crossing.callbacks.append(lambda crossed: self._arrive_streamed(crossed, arrivals_s, values))
 
+    def parts(self, n_bytes: float) -> Parts | None:
+        """What carries parts of this many bytes one by one; for a SimStream."""
+        return self._carry.stream(*self._names, n_bytes)
+
+    def deliver_carried(self, parts: Parts) -> None:
+        """A stream has ended whose parts cross one by one; for a SimStream."""
+
+        def arrived(crossed: simpy.Event) -> None:
+            parts.ended()
+            self._arrive(crossed, Streamed(parts.times_s, parts.values))
+
+        # It comes behind them.
+        crossing = self._carry(*self._names, 0.0)
+        assert crossing.callbacks is not None
+        crossing.callbacks.append(arrived)
+
+    def broke_off(self, parts: Parts) -> None:
+        """One has broken off; who receives is told of the parts that have arrived by then."""
+        parts.look()
+        self._outgoing.broken_off = Streamed(parts.times_s, parts.values)
+
     def deliver_parts(self, sent_s: Sequence[float], values: Sequence[Any], n_bytes: float) -> None:
         """Of a stream that has broken off: they are told before what comes next, or before that nothing does."""
         arrivals_s = self._carry.arrivals_s(*self._names, sent_s, n_bytes)
@@ -290,12 +334,13 @@ class ChannelEnd:
 
 
 class SimStream:
-    """A machine.MessageStream that keeps when each part was sent, and crosses when it ends."""
+    """A machine.MessageStream that keeps when each part was sent, and crosses when it ends; or whose parts cross one by
+    one."""
 
-    __slots__ = ("_end", "_ended", "_expected_s", "_n_bytes", "_sent_s", "_values")
+    __slots__ = ("_end", "_ended", "_expected_s", "_n_bytes", "_parts", "_sent_s", "_values")
 
     def __init__(self, end: ChannelEnd, n_bytes: float) -> None:
-        self._end, self._n_bytes = end, n_bytes
+        self._end, self._n_bytes, self._parts = end, n_bytes, end.parts(n_bytes)
         self._ended = False
         self._sent_s: list[float] = []
         self._values: list[Any] = []
@@ -304,6 +349,9 @@ class SimStream:
 
     def heard_s(self, now_s: float) -> float:
         """When the last part that has arrived by now did; long ago, before there was any."""
+        if self._parts is not None:
+            self._parts.look()
+            return self._parts.times_s[-1] if self._parts.times_s else -math.inf
         behind_s = self._expected_s[-1] if self._expected_s else -math.inf
         if sent_s := self._sent_s[len(self._expected_s) :]:
             self._expected_s += self._end.expected_s(sent_s, self._n_bytes, behind_s)
@@ -317,14 +365,24 @@ class SimStream:
 
     def put(self, value: Any = None) -> None:
         self._sent_s.append(self._end.now_s)
-        self._values.append(value)
+        if self._parts is not None:
+            self._parts.put(value)
+        else:
+            self._values.append(value)
 
     def end(self) -> None:
         self._ended = True
-        self._end.deliver_stream(self._sent_s, self._values, self._n_bytes)
+        if self._parts is not None:
+            self._end.deliver_carried(self._parts)
+        else:
+            self._end.deliver_stream(self._sent_s, self._values, self._n_bytes)
 
     def cut(self) -> None:
         """It has broken off, if it has not ended: who receives is told the parts that were sent."""
-        if not self._ended:
-            self._ended = True
+        if self._ended:
+            return
+        self._ended = True
+        if self._parts is not None:
+            self._end.broke_off(self._parts)
+        else:
             self._end.deliver_parts(self._sent_s, self._values, self._n_bytes)

@@ -18,18 +18,18 @@ from kvferry.specs.errors import LinkDown
 from kvferry.traces.rate import RateTrace
 
 
-class _Flow:
+class Flow:
     """Transfers in the order they were handed over: one being served, the others behind it."""
 
     __slots__ = ("serving", "waiting")
 
     def __init__(self) -> None:
-        self.serving: _Transfer | None = None
-        self.waiting: deque[_Transfer] = deque()
+        self.serving: Transfer | None = None
+        self.waiting: deque[Transfer] = deque()
 
 
-class _Transfer(Work):
-    flow: _Flow
+class Transfer(Work):
+    flow: Flow
     # On the way to the bottleneck, and from there.
     before_s: float
     behind_s: float
@@ -69,9 +69,9 @@ class Link:
         self.queued = 0
         self._tell = tell
         self._born_s = env.now
-        self._flows: dict[Any, _Flow] = {}
+        self._flows: dict[Any, Flow] = {}
         # Heap of (until_share, order, transfer): one for each active flow.
-        self._serving: list[tuple[float, int, _Transfer]] = []
+        self._serving: list[tuple[float, int, Transfer]] = []
         self._order = count()
         self._share = 0.0
         self._share_at_s = env.now
@@ -99,8 +99,8 @@ class Link:
         assert 0 <= n_bytes < math.inf, n_bytes
         flow = self._flows.get(flow_id)
         if flow is None:
-            flow = self._flows[flow_id] = _Flow()
-        transfer = _Transfer(self.env, self, n_bytes, label, request, result)
+            flow = self._flows[flow_id] = Flow()
+        transfer = Transfer(self.env, self, n_bytes, label, request, result)
         transfer.flow = flow
         transfer.before_s = self._half_rtt_s if before_s is None else before_s
         transfer.behind_s = self._half_rtt_s if behind_s is None else behind_s
@@ -162,13 +162,13 @@ class Link:
 
     # --- asked by transfers ------------------------------------------------------------------------------------
 
-    def ready(self, transfer: _Transfer) -> None:
+    def ready(self, transfer: Transfer) -> None:
         transfer.enters_s = self.env.now + transfer.before_s
         flow = transfer.flow
         if flow.serving is None and flow.waiting[0] is transfer:
             self._come(flow)
 
-    def withdraw(self, transfer: _Transfer) -> float | None:
+    def withdraw(self, transfer: Transfer) -> float | None:
         flow = transfer.flow
         if transfer.queued:
             transfer.queued = False
@@ -188,14 +188,14 @@ class Link:
 
     # --- the bottleneck ----------------------------------------------------------------------------------------
 
-    def _come(self, flow: _Flow) -> None:
+    def _come(self, flow: Flow) -> None:
         """The flow's next transfer may have come to the bottleneck, and its turn too."""
         if flow.serving is None:
             now = self._advance()
             if self._begin(flow, now):
                 self._plan(now)
 
-    def _begin(self, flow: _Flow, now: float) -> bool:
+    def _begin(self, flow: Flow, now: float) -> bool:
         """Start to serve the flow's next transfer if it has reached the bottleneck; returns whether it has."""
         waiting = flow.waiting
         while waiting and not waiting[0].queued:
@@ -205,7 +205,7 @@ class Link:
         transfer = waiting[0]
         if transfer.enters_s > now:
             if transfer.enters_s < math.inf:
-                self.env.timeout(transfer.enters_s - now).callbacks.append(lambda _: self._come(flow))
+                self._expect(flow, transfer.enters_s, now)
             return False
         waiting.popleft()
         transfer.queued = False
@@ -217,6 +217,10 @@ class Link:
             self.busy.begin(now)
         heappush(self._serving, (until_share, next(self._order), transfer))
         return True
+
+    def _expect(self, flow: Flow, enters_s: float, now: float) -> None:
+        """The flow's next transfer comes to the bottleneck then."""
+        self.env.timeout(enters_s - now).callbacks.append(lambda _: self._come(flow))
 
     def _ring(self, _: simpy.Event) -> None:
         """The first transfer in service is done, or all of them fail because the trace has ended."""
@@ -261,19 +265,19 @@ class Link:
         self._share_at_s = now
         return now
 
-    def _done(self, transfer: _Transfer) -> float:
+    def _done(self, transfer: Transfer) -> float:
         """Bytes of a transfer in service that were served until the last advance."""
         left = transfer.until_share - self._share
         return min(max(0.0, transfer.n_bytes - left), transfer.n_bytes)
 
-    def _leave(self, transfer: _Transfer, n_bytes: float, now: float) -> None:
+    def _leave(self, transfer: Transfer, n_bytes: float, now: float) -> None:
         """End the transfer's service after this number of bytes."""
         assert transfer.start_s is not None
         transfer.flow.serving = None
         self._served_bytes += n_bytes
         self._tell(Span(self.resource, transfer.label, transfer.start_s, now, n_bytes, transfer.request))
 
-    def _down(self, transfer: _Transfer, done: float) -> LinkDown:
+    def _down(self, transfer: Transfer, done: float) -> LinkDown:
         # One argument: SimPy rebuilds the error from its args as it crosses processes.
         down = LinkDown(
             f"the link's trace ends at {self.trace.duration_s:g} s, with {transfer.n_bytes - done:,.0f} bytes "

@@ -4,13 +4,12 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import simpy
 
-from kvferry.machine.ops import DecodeRun, DecodeStep, Op
+from kvferry.machine.ops import DecodeRun, Op
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.work_queue import TimedWork, WorkQueue
@@ -23,9 +22,6 @@ from kvferry.sim.pace import Pace
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.errors import InputError
 from kvferry.traces.rate import RateTrace
-
-# Decoding steps whose price is kept.
-_STEPS_KEPT = 16_384
 
 
 class Processor(WorkQueue):
@@ -191,12 +187,9 @@ def _available(name: str, load: RateTrace | None) -> RateTrace | None:
 
 def _in_steps(cost: Callable[[Op], Cost], dispatch_s: float) -> Callable[[Op], Cost]:
     """Prices a run of steps by its middle one: a step's cost grows evenly with its context. All but the first are
-    handed over within the op. A step that was priced is not priced again: a cloud takes many that are alike."""
-    step_cost = lru_cache(maxsize=_STEPS_KEPT)(cost)
+    handed over within the op."""
 
     def price(op: Op) -> Cost:
-        if type(op) is DecodeStep:
-            return step_cost(op)
         if not isinstance(op, DecodeRun):
             return cost(op)
         one = cost(op.middle)

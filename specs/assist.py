@@ -15,6 +15,8 @@ from kvferry.specs.workload import MOST_TOKENS_PER_RUN
 
 # Devices of a run, and requests of all of them together.
 MOST_DEVICES = 100_000
+# Cells that they are in.
+MOST_CELLS = 10_000
 MOST_ASSISTED = 1_000_000
 # Answer tokens of all requests together: a cloud that decodes them all takes a minute for this many.
 _MOST_TOKENS = 100 * MOST_TOKENS_PER_RUN
@@ -119,6 +121,9 @@ class AssistSpec(Part):
     tolerable_tpot_s: Seconds = Field(default=0.1, gt=0)
     # Further devices than the first are each on one of these, by chance. None: all on the scenario's link.
     networks: tuple[NetworkSpec, ...] | None = Field(default=None, min_length=1, max_length=16)
+    # Cells that devices are dealt to in turn, the first to the first: the link is then the air of a cell, which its
+    # devices share, and each cell draws all that is random from streams of its own. None: each device has the link.
+    cells: Count | None = Field(default=None, ge=1, le=MOST_CELLS)
     # Devices that come and go. None: all are online all the time.
     churn: ChurnSpec | None = None
     # Whether prompts may leave the device. None: in a modelled world.
@@ -144,6 +149,26 @@ class AssistSpec(Part):
     def fixed(self) -> int:
         """Tokens of a prompt that are never left out."""
         return self.beginning + self.question
+
+    def cell_of(self, device: int) -> int:
+        """Returns the cell of a device; the same for all where there are none."""
+        return 0 if self.cells is None else device % self.cells
+
+    @model_validator(mode="after")
+    def _cells_fit(self) -> "AssistSpec":
+        if self.cells is None:
+            return self
+        if self.cells > self.devices:
+            what = f"{self.cells:,} are more than the {self.devices:,} devices; each cell needs one (workload.devices)"
+            raise BadKey("cells", what)
+        for key in ("networks", "trace"):
+            if getattr(self, key) is not None:
+                why = {
+                    "networks": "give devices links of their own, which cells share; set one of the two to null",
+                    "trace": "holds requests of no cell; set cells or trace to null",
+                }
+                raise BadKey(key, why[key])
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> "AssistSpec":

@@ -51,7 +51,6 @@ class AssistedRequests:
 
 def assisted_requests(workload: AssistSpec, seed: int) -> AssistedRequests:
     """Raises InputError for a trace that cannot be read, and for a time in which no request comes."""
-    rng = generator(Source.DEVICES, seed)
     if workload.trace is not None:
         found = read_requests(
             Path(workload.trace), first=workload.requests, most=MOST_ASSISTED, question=workload.question
@@ -59,25 +58,64 @@ def assisted_requests(workload: AssistSpec, seed: int) -> AssistedRequests:
         arrivals_s = np.array([one.arrival_s for one in found])
         prompts = np.maximum([one.context + one.question for one in found], workload.fixed + 1)
         outputs = np.array([one.output for one in found])
-    else:
-        arrivals_s = _arrivals_s(workload, seed)
-        if not len(arrivals_s):
-            raise InputError("workload.duration: no request comes within it; make it longer")
-        prompts, outputs = lengths_around(
-            (workload.prompt, workload.output), workload.spread, (len(arrivals_s), seed)
-        ).T
-        prompts = np.maximum(prompts, workload.fixed + 1)
-    n, closed = len(arrivals_s), workload.trace is None and workload.arrivals is None
-    devices = np.arange(n) % workload.devices if closed else rng.integers(workload.devices, size=n)
-    scenes = rng.integers(workload.scenes, size=n)
-    return AssistedRequests(arrivals_s, devices, prompts, outputs, scenes, closed)
+        devices, scenes = _dealt(workload, len(found), seed)
+        return AssistedRequests(arrivals_s, devices, prompts, outputs, scenes, closed=False)
+    came = _came(workload, seed) if workload.cells is None else _in_cells(workload, workload.cells, seed)
+    if not len(came.arrivals_s):
+        raise InputError("workload.duration: no request comes within it; make it longer")
+    return came
 
 
-def _arrivals_s(workload: AssistSpec, seed: int) -> np.ndarray:
+def _in_cells(workload: AssistSpec, cells: int, seed: int) -> AssistedRequests:
+    """Requests of all cells, each drawn by itself: another cell, or a device in another one, changes nothing in it."""
+    # Cells that have a request.
+    found = []
+    for cell in range(min(cells, workload.requests or cells)):
+        devices = len(range(cell, workload.devices, cells))
+        requests = None if workload.requests is None else len(range(cell, workload.requests, cells))
+        alone = workload.model_copy(update={"cells": None, "devices": devices, "requests": requests})
+        found.append(_came(alone, seed, cell))
+    cell_of = np.concatenate([np.full(len(one), cell) for cell, one in enumerate(found)])
+    numbers = np.concatenate([np.arange(len(one)) for one in found])
+    arrivals_s, whose, prompts, outputs, scenes = (
+        np.concatenate([getattr(one, name) for one in found])
+        for name in ("arrivals_s", "devices", "prompts", "outputs", "scenes")
+    )
+    order = np.lexsort((cell_of, numbers, arrivals_s))
+    return AssistedRequests(
+        arrivals_s[order],
+        (whose * cells + cell_of)[order],
+        prompts[order],
+        outputs[order],
+        scenes[order],
+        closed=workload.arrivals is None,
+    )
+
+
+def _came(workload: AssistSpec, seed: int, *place: int) -> AssistedRequests:
+    """Requests drawn at a place of chance."""
+    arrivals_s = _arrivals_s(workload, seed, *place)
+    medians = workload.prompt, workload.output
+    prompts, outputs = lengths_around(medians, workload.spread, (len(arrivals_s), seed, *place)).T
+    prompts = np.maximum(prompts, workload.fixed + 1)
+    devices, scenes = _dealt(workload, len(arrivals_s), seed, *place)
+    return AssistedRequests(arrivals_s, devices, prompts, outputs, scenes, closed=workload.arrivals is None)
+
+
+def _dealt(workload: AssistSpec, n: int, seed: int, *place: int) -> tuple[np.ndarray, np.ndarray]:
+    """int[n] each: whose every request is, and what it is about."""
+    rng = generator(Source.DEVICES, seed, *place)
+    closed = workload.trace is None and workload.arrivals is None
+    devices = workload.devices
+    whose = np.arange(n) % devices if closed else rng.integers(devices, size=n)
+    return whose, rng.integers(workload.scenes, size=n)
+
+
+def _arrivals_s(workload: AssistSpec, seed: int, *place: int) -> np.ndarray:
     arrivals = workload.arrivals
     if arrivals is None:
         return np.zeros(workload.requests or workload.devices)
-    rng = generator(Source.ARRIVALS, seed)
+    rng = generator(Source.ARRIVALS, seed, *place)
     rate_hz = arrivals.rate_hz * workload.devices
     if workload.duration_s is not None:
         # By what share of the expected number had come: so a process of any rate takes one draw.

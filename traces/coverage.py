@@ -9,8 +9,9 @@ from kvferry.traces.chance import Source, generator
 class Coverage:
     """Each device draws from a stream of its own: what the others do changes nothing. Times only go on."""
 
-    def __init__(self, churn: ChurnSpec, seed: int) -> None:
-        self._churn, self._seed = churn, seed
+    def __init__(self, churn: ChurnSpec, seed: int, cells: int | None = None) -> None:
+        """`cells`: a device's stream is that of its number in its cell."""
+        self._churn, self._seed, self._cells = churn, seed, cells
         # By device: whether it is online, until when, and how it goes on.
         self._now: dict[int, tuple[bool, float]] = {}
         self._course: dict[int, Iterator[tuple[bool, float]]] = {}
@@ -26,7 +27,8 @@ class Coverage:
         return self._now[device]
 
     def _drawn(self, device: int) -> Iterator[tuple[bool, float]]:
-        rng, churn = generator(Source.CHURN, self._seed, device), self._churn
+        place = (device,) if self._cells is None else (device % self._cells, device // self._cells)
+        rng, churn = generator(Source.CHURN, self._seed, *place), self._churn
         # As after a long time: how long it has been so already does not matter.
         online = bool(rng.uniform() < churn.online_s / (churn.online_s + churn.offline_s))
         until_s = 0.0

@@ -16,7 +16,7 @@ from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, Kv
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.tiers import moved
-from kvferry.sim.access import Late, access_over
+from kvferry.sim.access import Access, Late, access_over
 from kvferry.sim.bus import MemoryBus
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.contention import Contention
@@ -59,6 +59,8 @@ class SimMachine:
 
     `name` is this instance's, by which peers open channels to it; devices of one profile have different ones.
 
+    `access`: its way to the network, where it shares it with others; None: `link`, which is its own.
+
     `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
     background load of processors by name. `selections` answers Select and Retrieve ops from a recorded or generated
     stream, or by keys, `clusters` answers ops on clusters of keys, and `attended` is called with each attention op; the
@@ -76,6 +78,7 @@ class SimMachine:
         rtt_s: float = 0.0,
         late: Late | None = None,
         uplink: RateTrace | None = None,
+        access: Access | None = None,
         costs: Builder,
         load: Mapping[str, RateTrace] | None = None,
         memory_bytes: float | None = None,
@@ -99,7 +102,9 @@ class SimMachine:
             "storage": BudgetedPool(_or_endless(device.storage.capacity_bytes if device.storage else 0.0)),
         }
         self.weights_refused = self.memory.hold(held or {"weights": model.weight_bytes})
-        self.access = None if link is None else access_over(self.env, link, uplink, rtt_s, device.network, tell, late)
+        self.access = access
+        if access is None and link is not None:
+            self.access = access_over(self.env, link, uplink, rtt_s, device.network, tell, late)
         # What fetches come over, and messages to it.
         self.link = None if self.access is None else self.access.down
         mean_bytes_per_s = 0.0 if self.link is None else self.link.trace.mean()

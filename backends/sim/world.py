@@ -11,6 +11,7 @@ from typing import Any
 import simpy
 
 from kvferry.backends.needs import KvOfTurns, KvOnStorage, Needs
+from kvferry.backends.sim.cells import Cells, on_course
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.sim.machine_parts import SimParts
 from kvferry.backends.sim.parts import parts_for
@@ -21,23 +22,20 @@ from kvferry.machine.warmth import Warmth
 from kvferry.policies.decode.upkeep import Ahead
 from kvferry.policies.engine_memory import engine_holdings
 from kvferry.policies.ledger import Ledger
-from kvferry.sim.access import Accesses
+from kvferry.sim.access import Access, Accesses
 from kvferry.sim.channel import Switchboard
-from kvferry.sim.costs.cost_model import COST_MODELS
+from kvferry.sim.costs.cost_model import COST_MODELS, shared
 from kvferry.sim.foresight import Foresight
+from kvferry.specs.assist import AssistSpec
 from kvferry.specs.errors import pick
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.machine import DEVICE, DEVICES, device_name
 from kvferry.specs.scenario import Scenario
-from kvferry.traces.chance import Source, generator
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request
 from kvferry.traces.resolve import link_trace, load_trace
 from kvferry.traces.round_trips import late_of, round_trips_of
 from kvferry.traces.stored import StoredContext
-
-# Courses of one trace that devices of one network replay.
-_COURSES = 16
 
 
 class SimWorld(WholeWorld):
@@ -59,25 +57,34 @@ class SimWorld(WholeWorld):
         # Thousands of machines on links that are alike replay one trace.
         trace_of = cache(link_trace)
         self._machines: dict[str, SimMachine] = {}
-        self._costs, self._trace_of = scenario.costs.truth, trace_of
+        self._costs = shared(pick("cost model", COST_MODELS, scenario.costs.truth))
+        self._trace_of = trace_of
         # Of devices that have something to do, and since when; machines of others, and how long each had had.
         self._staying: dict[int, tuple[SimMachine, list[SimMachine]]] = {}
         self._arrived_s: dict[int, float] = {}
-        self._spare: dict[int, list[SimMachine]] = {}
+        self._spare: dict[tuple[int, int | None], list[SimMachine]] = {}
         self.devices: list[SimMachine] = []
+        self._assist = scenario.workload if isinstance(scenario.workload, AssistSpec) else None
+        self._cells: Cells | None = None
+        if self._assist is not None and self._assist.cells is not None and scenario.link is not None:
+            self._cells = Cells(env, scenario.link, scenario.seed, trace_of)
         self._stayed_s: defaultdict[SimMachine, float] = defaultdict(float)
         for one in described(scenario, needs):
             # What was recorded is the device's; others draw from seeds of their own.
             parts = parts_for(_with_own_seed(one), one.need, inputs if one.name == DEVICE else Inputs())
-            machine = self._made(one, parts, env, tell_of(one.name, tell))
+            told = tell_of(one.name, tell)
+            access = self._cells.access(0, told) if self._cells is not None and one.name == DEVICE else None
+            machine = self._made(one, parts, env, told, access)
             self._machines[one.name] = machine
             if one.name == DEVICE:
                 self.machine, self._stored = machine, parts.stored
                 self.devices.append(machine)
                 self._keys, self._first = parts.keys, (one, parts)
 
-    def _made(self, one: Described, parts: SimParts, env: simpy.Environment, tell: Tell) -> SimMachine:
-        seen, link, trace_of = one.scenario, one.link, self._trace_of
+    def _made(
+        self, one: Described, parts: SimParts, env: simpy.Environment, tell: Tell, access: Access | None = None
+    ) -> SimMachine:
+        seen, link, trace_of = one.scenario, one.link if access is None else None, self._trace_of
         machine = SimMachine(
             parts.device,
             seen.model,
@@ -85,7 +92,7 @@ class SimWorld(WholeWorld):
             name=one.name,
             rtt_s=0.0 if link is None else round_trips_of(link).least_s,
             late=None if link is None else late_of(link, seen.seed, one.name),
-            costs=pick("cost model", COST_MODELS, self._costs),
+            costs=self._costs,
             load={} if seen.load is None else {seen.load.processor or seen.device.main: load_trace(seen.load)},
             memory_bytes=seen.budget.memory_bytes,
             held=Ledger(engine_holdings(seen)).at(0),
@@ -94,6 +101,7 @@ class SimWorld(WholeWorld):
             attended=parts.attended,
             mapped=parts.mapped,
             uplink=None if link is None or link.up is None else trace_of(link.up),
+            access=access,
             tell=tell,
             env=env,
             switchboard=self._switchboard,
@@ -103,12 +111,13 @@ class SimWorld(WholeWorld):
         return machine
 
     def device(self, n: int, link: LinkSpec | None = None) -> SimMachine:
-        """A machine of devices that have nothing to do serves another one on the same network: there are as many as
-        work at once. Their spans are kept together, as of `devices`. Each begins its link's trace at a time of its
-        own."""
+        """A machine of devices that have nothing to do serves another one on the same network, or in the same cell:
+        there are as many as work at once. Their spans are kept together, as of `devices`. Each begins its link's trace
+        at a time of its own."""
         if n not in self._staying:
-            spare = self._spare.setdefault(id(link), [])
-            machine = (spare.pop() if spare else self._another(link)) if n else self.machine
+            cell = None if self._assist is None or self._cells is None else self._assist.cell_of(n)
+            spare = self._spare.setdefault((id(link), cell), [])
+            machine = (spare.pop() if spare else self._another(link, cell)) if n else self.machine
             if n and machine.heat is not None:
                 # Another device's, or the same one's after a while.
                 machine.heat.cool(machine.env.now)
@@ -116,18 +125,16 @@ class SimWorld(WholeWorld):
             self._arrived_s[n] = machine.env.now
         return self._staying[n][0]
 
-    def _another(self, link: LinkSpec | None) -> SimMachine:
+    def _another(self, link: LinkSpec | None, cell: int | None) -> SimMachine:
         one, parts = self._first
-        number = len(self.devices)
+        number, told, access = len(self.devices), tell_of(DEVICES, self._tell), None
         link = link or one.link
-        if link is not None and link.trace is not None and link.on_end == "loop":
-            # A few courses do for all, and each takes memory.
-            course = number % _COURSES
-            drawn = generator(Source.LINKS, one.scenario.seed, course).uniform()
-            offset_s = link.begins_s + drawn * self._trace_of(link).duration_s
-            link = link.model_copy(update={"offset_s": offset_s})
+        if cell is not None and self._cells is not None:
+            access = self._cells.access(cell, told)
+        elif link is not None:
+            link = on_course(link, one.scenario.seed, number, self._trace_of)
         of = one._replace(name=device_name(number), link=link)
-        machine = self._made(of, parts, self.machine.env, tell_of(DEVICES, self._tell))
+        machine = self._made(of, parts, self.machine.env, told, access)
         self.devices.append(machine)
         return machine
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import simpy
@@ -93,6 +94,8 @@ class Cloud:
         serves: Served | None = None,
     ) -> None:
         self._front, self._prefilling, self._decoding = front, prefilling, decoding
+        # Of them the ones that are up, or all where none is.
+        self._up = prefilling
         self._apart = not set(prefilling) & set(decoding)
         self._admission = Admission(front.env, decoding, serving)
         self._workload, self._serving = workload, serving
@@ -125,8 +128,10 @@ class Cloud:
             until_s = one.start_s + one.duration_s
             yield at(self._front.env, one.start_s)
             instance.go_down(until_s)
+            self._up = [one for one in self._prefilling if one.is_up] or self._prefilling
             yield at(self._front.env, until_s)
             instance.come_up()
+            self._up = [one for one in self._prefilling if one.is_up]
             self._admission.admit()
 
     def serve(self, device: str, tell: Tell) -> Generator[simpy.Event, Any, bool]:
@@ -283,8 +288,7 @@ class Cloud:
         self, asked: Message, held: "_Held", prompt: int, place: Place | None
     ) -> Generator[simpy.Event, Any, str | None]:
         """Returns the first token, once the prompt's KV is there. `place`: where there is memory for it already."""
-        up = [one for one in self._prefilling if one.is_up] or self._prefilling
-        instance = min(up, key=lambda one: one.prefilling) if place is None else place.instance
+        instance = min(self._up, key=attrgetter("prefilling")) if place is None else place.instance
         assert held.request is not None
         instance.prefilling += prompt
         try:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 
 import simpy
 
@@ -30,6 +30,8 @@ from kvferry.traces.round_trips import round_trips_of
 CONTEXT_STEP = 16
 # The longest step's is rounded up to this many, so that few need be priced.
 _MOST_STEP = 256
+# Prices that are kept: thousands of devices ask for those of the same ops again and again.
+_KEPT = 65_536
 
 
 def pieces(tokens: int, before: int, window: int | None) -> Iterator[Prefill]:
@@ -113,6 +115,7 @@ class Estimates:
         the same do both."""
         self._scenario = scenario
         self._here = _priced(scenario.costs.estimate, scenario.device, scenario.model)
+        self._prefill_s, self._tpot_s = lru_cache(_KEPT)(self._prefilled_s), lru_cache(_KEPT)(self._decoded_s)
         self._window = window_of(scenario.device)
         self.prefilling = None if cloud is None else Prices(cloud)
         self.decoding = self.prefilling if decoding is None else Prices(decoding)
@@ -126,10 +129,16 @@ class Estimates:
 
     def prefill_s(self, tokens: int, before: int = 0) -> float:
         """The device's."""
+        return self._prefill_s(tokens, before)
+
+    def _prefilled_s(self, tokens: int, before: int) -> float:
         return sum(self._here(piece) for piece in pieces(tokens, before, self._window))
 
     def tpot_s(self, context: float) -> float:
         """The device's."""
+        return self._tpot_s(context)
+
+    def _decoded_s(self, context: float) -> float:
         return self._here(DecodeStep(1, context if self._window is None else min(context, self._window)))
 
     def round_s(self, drafted: int) -> float:
@@ -259,6 +268,7 @@ def _priced(costs: str, device: DeviceSpec, model: ModelSpec) -> Callable[[Op], 
     """Seconds of an op on the idle main processor, dispatch included."""
     model_costs, dispatch_s = main_costs(costs, device, model), device.processors[device.main].dispatch_s
 
+    @lru_cache(_KEPT)
     def price(op: Op) -> float:
         return model_costs.cost(op).duration_s + dispatch_s
 

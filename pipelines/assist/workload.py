@@ -105,7 +105,7 @@ class AssistFlow:
         self._device = self._roles.device()
         self._cloud: Cloud | None = None
         self._networks = networks_of(workload, scenario.seed)
-        self._coverage = None if workload.churn is None else Coverage(workload.churn, scenario.seed)
+        self._coverage = None if workload.churn is None else Coverage(workload.churn, scenario.seed, workload.cells)
         self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
         # By network and prompt's length.
         self._settings: dict[tuple[int, int], Setting | Fallback] = {}
@@ -325,8 +325,9 @@ def _modelled_alone(scenario: Scenario, system: AssistSystem) -> Iterator[Compla
             yield Complaint(("policies", "serving", name), said)
     if scenario.backend != "sim":
         said = f"is modelled alone; backend {scenario.backend} has workload.fault for what goes wrong"
-        if scenario.assist.workload.churn is not None:
-            yield Complaint(("workload", "churn"), said, at_key=True)
+        for key in ("churn", "cells"):
+            if getattr(scenario.assist.workload, key) is not None:
+                yield Complaint(("workload", key), said, at_key=True)
         for name in (name for name, machine in scenario.machines.items() if machine.outages):
             yield Complaint(("machines", name, "outages"), said, at_key=True)
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvferry.machine.ops import Advance, Number, Op, PrefillHead
+from kvferry.machine.ops import Advance, DecodeStep, Number, Op, Prefill, PrefillHead
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.block_sparse import BlockSparseKernel
 from kvferry.sim.costs.fitted import PREDICTOR, FittedCosts
@@ -18,6 +18,9 @@ from kvferry.specs.device import DeviceSpec, ProcessorSpec
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.model import ModelSpec
 from kvferry.traces.chance import Source, generator
+
+# Ops whose price is kept, and how many of them: a cloud takes many that are alike, and so do thousands of devices.
+_KEPT_OPS, _KEPT = (DecodeStep, Prefill), 65_536
 
 
 class AttentionModel(Protocol):
@@ -80,6 +83,30 @@ class CostModel(Protocol):
 
 class Builder(Protocol):
     def __call__(self, processor: ProcessorSpec, model: ModelSpec) -> CostModel: ...
+
+
+class Remembered:
+    """A cost model that prices equal ops once."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._kept_cost, self._cost, self.durations_s = lru_cache(_KEPT)(costs.cost), costs.cost, costs.durations_s
+
+    def cost(self, op: Op) -> Cost:
+        return self._kept_cost(op) if type(op) in _KEPT_OPS else self._cost(op)
+
+
+def shared(build: Builder) -> Builder:
+    """Builds one cost model for all machines of a profile and a model, which prices equal ops once."""
+    built: dict[tuple[int, int], tuple[ProcessorSpec, ModelSpec, CostModel]] = {}
+
+    def of(processor: ProcessorSpec, model: ModelSpec) -> CostModel:
+        # Specs hold dicts and are no keys; what is kept beside a model keeps their ids theirs.
+        key = id(processor), id(model)
+        if key not in built:
+            built[key] = processor, model, Remembered(build(processor, model))
+        return built[key][2]
+
+    return of
 
 
 def block_sparse(processor: ProcessorSpec, model: ModelSpec) -> CostModel:

@@ -189,6 +189,9 @@ class OneRate:
     def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
         return self._env.timeout(0.01 + n_bytes / 100e3)
 
+    def stream(self, sender: str, receiver: str, n_bytes: float) -> None:
+        return None
+
     def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
         return [time_s + 0.01 + n_bytes / 100e3 for time_s in sent_s]
 
