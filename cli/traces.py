@@ -84,7 +84,7 @@ def _show_arrays(trace: str, json: bool) -> None:
 
 def _in_words(stored: "StoredTrace") -> list[tuple[str, str | None]]:
     from kvferry.specs import human
-    from kvferry.traces.statistics import FADE_SHARE, LAGS_S, statistics_of
+    from kvferry.traces.statistics import FADE_SHARE, LAGS_S, TRANSFERS_S, statistics_of
 
     found = statistics_of(stored.trace)
     rate = human.rate if stored.kind == "bandwidth" else human.percent
@@ -98,6 +98,11 @@ def _in_words(stored: "StoredTrace") -> list[tuple[str, str | None]]:
     rows.append(("std of 1 s means", None if found.std_1s is None else rate(found.std_1s)))
     for lag, memory in zip(LAGS_S, found.autocorrelation_1s, strict=True):
         rows.append((f"autocorrelation of 1 s means, lag {lag} s", None if memory is None else f"{memory:.2f}"))
+    step = found.autocorrelation_step
+    rows.append(("autocorrelation, lag of a step", None if step is None else f"{step:.2f}"))
+    for usual_s, times_s in zip(TRANSFERS_S, found.transfers_s, strict=True):
+        if times_s and stored.kind == "bandwidth":
+            rows.append((f"time for {usual_s} s of data, median, 95 %", ", ".join(map(human.seconds, times_s))))
     rows.append((f"time below {FADE_SHARE:.0%} of the mean", human.percent(found.fade_share)))
     rows.append(("such fades", human.number(found.fades)))
     rows.append(("longest of them", human.seconds(found.longest_fade_s)))

@@ -1,23 +1,23 @@
 """From a recorded trace to the model that generates its like, and how well it does."""
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 from pydantic import ValidationError
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.generate import BandwidthModel, Fades, Memory, first_fault, generate
+from kvferry.traces.generate import BandwidthModel, Fades, first_fault, generate
 from kvferry.traces.logs import BYTES_PER_MBIT
+from kvferry.traces.memory import memory_of
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.statistics import (
-    FADE_SHARE,
     LAGS_S,
+    TRANSFERS_S,
     Statistics,
-    autocorrelation,
     fade_lengths_s,
     means_over,
     statistics_of,
+    usual_step_s,
 )
 
 # A grid finer at the ends, where fades and peaks are.
@@ -25,12 +25,17 @@ LEVELS = (0, 0.005, 0.01, 0.02, 0.035, *(n / 20 for n in range(1, 20)), 0.965, 0
 # Fewer fades than these say nothing about how long they last.
 _FEWEST_FADES = 3
 _FEWEST_SAMPLES = 50
-# Correlation is fitted up to this lag, but at most a quarter of the trace, where its estimate still means something.
-_LONGEST_LAG_S = 30.0
-_FINEST_S = 0.1
-# How strongly fades may follow declines: what is tried.
+# What is tried: the longest memory as a share of the recording, which tells it from a trend less and less, and how
+# strongly fades may follow declines.
+_LONGEST = (0.2, 0.5, 1.0)
 _TRIES = (1, 3, 10, 30, 100)
 _TRIAL_SEED = 1_000
+# Realisations of a trial: as many as these samples make up, within limits.
+_TRIAL_SAMPLES = 20_000
+_FEWEST_TRIALS, _MOST_TRIALS = 2, 24
+# Short fades cost correlation from step to step, which the memory makes up for in so many rounds.
+_ROUNDS = 2
+_MOST_CORRELATED = 0.9999
 
 
 def fit_bandwidth(
@@ -52,16 +57,15 @@ def fit_bandwidth(
     distribution is reshaped to have these instead, while the time structure stays. Raises InputError for a
     trace too short or too constant to say anything, or of a shape that cannot have these moments.
     """
-    usual_s = float(np.median(np.diff(trace.edges_s)))
-    step_s = max(_FINEST_S, round(usual_s, 3)) if interval_s is None else interval_s
+    step_s = usual_step_s(trace) if interval_s is None else interval_s
     rates = means_over(trace, step_s)
     if len(rates) < _FEWEST_SAMPLES or rates.std() < 1e-3 * rates.mean():
         raise InputError(f"{name}: {len(rates)} samples of {step_s:g} s that hardly differ tell nothing to fit")
     fades = _fades(RateTrace.from_samples(rates, step_s))
-    wanted = np.array([autocorrelation(means_over(trace, 1.0), lag) or 0.0 for lag in LAGS_S])
     quantiles = np.quantile(rates, LEVELS)
     if mean is not None or median is not None or std is not None:
-        quantiles = _reshaped(quantiles, mean, median, std)
+        reshaped = _reshaped(quantiles, mean, median, std)
+        quantiles, rates = reshaped, np.interp(rates, quantiles, reshaped)
     try:
         model = BandwidthModel(
             kind="bandwidth",
@@ -73,24 +77,53 @@ def fit_bandwidth(
             interval_s=step_s,
             levels=LEVELS,
             bytes_per_s=tuple(float(f"{rate:.5g}") for rate in quantiles),
-            memory=_memory(rates, step_s, fades),
+            memory=(),
             fades=fades,
         )
     except ValidationError as error:
         raise InputError(f"{name}: {first_fault(error)}") from None
-    if not fades:
+    return _remembering(model, RateTrace.from_samples(rates, step_s))
+
+
+def _remembering(model: BandwidthModel, recorded: RateTrace) -> BandwidthModel:
+    """The model with the memory, and the placing of fades, whose realisations come nearest to the recording."""
+    wanted = _course_of(recorded)
+
+    def missed(one: BandwidthModel) -> float:
+        return float(((_course(one, recorded.duration_s) - wanted) ** 2).sum())
+
+    def remembered(longest_s: float, step_correlation: float | None = None) -> dict[str, object]:
+        return {"memory": memory_of(recorded.rates, model.interval_s, longest_s, step_correlation)}
+
+    if model.fades:
+        model = model.model_copy(update={"fades": model.fades.model_copy(update={"tries": _TRIES[len(_TRIES) // 2]})})
+    by_longest_s = {share * recorded.duration_s: remembered(share * recorded.duration_s) for share in _LONGEST}
+    longest_s = min(by_longest_s, key=lambda longest_s: missed(model.model_copy(update=by_longest_s[longest_s])))
+    model = model.model_copy(update=by_longest_s[longest_s])
+    if not model.fades:
         return model
-    candidates = [model.model_copy(update={"fades": fades.model_copy(update={"tries": t})}) for t in _TRIES]
-    return min(candidates, key=lambda one: _missed(one, wanted))
+    model = min(
+        (model.model_copy(update={"fades": model.fades.model_copy(update={"tries": t})}) for t in _TRIES), key=missed
+    )
+    step = wanted[0]
+    for _ in range(_ROUNDS):
+        step = min(_MOST_CORRELATED, step + wanted[0] - _course(model, recorded.duration_s)[0])
+        model = min((model, model.model_copy(update=remembered(longest_s, step))), key=missed)
+    return model
 
 
-def _missed(model: BandwidthModel, wanted: np.ndarray) -> float:
-    """How far the autocorrelation of one-second means is from the wanted one, over a few realisations."""
-    of_seeds = [
-        [autocorrelation(means_over(generate(model, seed), 1.0), lag) or 0.0 for lag in LAGS_S]
-        for seed in range(_TRIAL_SEED, _TRIAL_SEED + 4)
-    ]
-    return float(((np.mean(of_seeds, axis=0) - wanted) ** 2).sum())
+def _course(model: BandwidthModel, duration_s: float) -> np.ndarray:
+    """What ``_course_of`` says of realisations as long as a recording, in the mean; not longer than all trials are."""
+    model = model.model_copy(update={"duration_s": min(duration_s, _TRIAL_SAMPLES * model.interval_s)})
+    trials = min(_MOST_TRIALS, max(_FEWEST_TRIALS, int(_TRIAL_SAMPLES * model.interval_s / duration_s)))
+    return np.mean([_course_of(generate(model, _TRIAL_SEED + n)) for n in range(trials)], axis=0)
+
+
+def _course_of(trace: RateTrace) -> np.ndarray:
+    """The correlations of a trace, that of one step first, and the logarithms of how long transfers take in it."""
+    found = statistics_of(trace)
+    correlations = [value or 0.0 for value in (found.autocorrelation_step, *found.autocorrelation_1s)]
+    return np.array(correlations + [math.log(time_s) for times_s in found.transfers_s for time_s in times_s or ()])
 
 
 def with_figures(model: BandwidthModel, wanted: dict[str, float | None]) -> BandwidthModel:
@@ -105,11 +138,15 @@ def figures_of(statistics: Statistics) -> dict[str, float | None]:
     rates |= {"p95": statistics.p95}
     figures: dict[str, float | None] = {f"{key}_mbit_per_s": rate / BYTES_PER_MBIT for key, rate in rates.items()}
     figures["std_1s_mbit_per_s"] = None if statistics.std_1s is None else statistics.std_1s / BYTES_PER_MBIT
+    figures["autocorrelation_step"] = statistics.autocorrelation_step
     for lag, value in zip(LAGS_S, statistics.autocorrelation_1s, strict=True):
         figures[f"autocorrelation_1s_lag_{lag}"] = value
     figures["fade_share"] = statistics.fade_share
     figures["fades_per_minute"] = 60 * statistics.fades / statistics.duration_s
     figures["longest_fade_s"] = statistics.longest_fade_s
+    for usual_s, times_s in zip(TRANSFERS_S, statistics.transfers_s, strict=True):
+        for key, value in zip(("median", "p95"), times_s or (None, None), strict=True):
+            figures[f"transfer_{usual_s}s_{key}_s"] = value
     return {key: None if value is None else float(f"{value:.4g}") for key, value in figures.items()}
 
 
@@ -120,68 +157,6 @@ def _fades(trace: RateTrace) -> Fades | None:
     cv = max(0.1, float(lengths_s.std() / lengths_s.mean()))
     share = float(lengths_s.sum() / trace.duration_s)
     return Fades(share=round(share, 4), mean_s=round(float(lengths_s.mean()), 3), cv=round(cv, 3))
-
-
-def _memory(rates: np.ndarray, step_s: float, fades: Fades | None) -> tuple[Memory, ...]:
-    """At most two exponential parts, whose sum has the autocorrelation that the rates have outside fades."""
-    clear = rates >= FADE_SHARE * rates.mean() if fades else np.ones(len(rates), dtype=bool)
-    most = max(1, min(len(rates) // 4, int(_LONGEST_LAG_S / step_s)))
-    lags = np.unique(np.geomspace(1, most, 40).round().astype(int))
-    wanted = score_correlations(np.array([_correlation(rates, clear, int(lag)) for lag in lags]), np.sort(rates[clear]))
-    # A memory longer than a fifth of the recording cannot be separated from its trend.
-    times_s = np.geomspace(step_s / 2, max(step_s, len(rates) * step_s / 5), 40)
-    decays = np.exp(-np.outer(1 / times_s, lags * step_s))
-    fits = [
-        (float(((a * decays[i] + b * decays[j] - wanted) ** 2).sum()), i, a, j, b)
-        for i in range(len(times_s))
-        for j in range(i + 1, len(times_s))
-        for a, b in _shares(decays[i], decays[j], wanted)
-    ]
-    _, i, a, j, b = min(fits)
-    parts = ((round(a, 3), times_s[i]), (round(b, 3), times_s[j]))
-    return tuple(Memory(share=share, time_s=float(f"{time_s:.3g}")) for share, time_s in parts if share > 0)
-
-
-def _shares(p: np.ndarray, q: np.ndarray, wanted: np.ndarray) -> list[tuple[float, float]]:
-    """Candidates (a, b) for a p + b q = wanted in least squares, with a and b at least 0 and at most 1 together."""
-
-    def within(value: float) -> float:
-        return min(1.0, max(0.0, value))
-
-    alone = [(within(float(p @ wanted / (p @ p))), 0.0), (0.0, within(float(q @ wanted / (q @ q))))]
-    no_noise = within(float((p - q) @ (wanted - q) / ((p - q) @ (p - q))))
-    (a, b), *_ = np.linalg.lstsq(np.stack([p, q], axis=1), wanted, rcond=None)
-    inside = [(float(a), float(b))] if a >= 0 and b >= 0 and a + b <= 1 else []
-    return [*alone, (no_noise, 1 - no_noise), *inside]
-
-
-def _correlation(rates: np.ndarray, clear: np.ndarray, lag: int) -> float:
-    """Autocorrelation over the pairs with neither in a fade."""
-    both = clear[:-lag] & clear[lag:]
-    if both.sum() < 10:
-        return 0.0
-    deviations = rates - rates[clear].mean()
-    return float((deviations[:-lag] * deviations[lag:])[both].mean() / rates[clear].var())
-
-
-def score_correlations(correlations: np.ndarray, ascending: np.ndarray) -> np.ndarray:
-    """What the correlations of normal scores must be, so that the rates they are mapped to have the given ones.
-
-    The map is expanded in Hermite polynomials: corr(g(X), g(Y)) is the sum over k of c_k^2 rho^k, over that of c_k^2.
-    """
-    n = len(ascending)
-    scores = np.array([NormalDist().inv_cdf((i + 0.5) / n) for i in range(n)])
-    before, polynomial = np.zeros(n), np.ones(n)
-    powers = []
-    for k in range(1, 25):
-        before, polynomial = polynomial, (scores * polynomial - math.sqrt(k - 1) * before) / math.sqrt(k)
-        powers.append(float((ascending * polynomial).mean()) ** 2)
-    grid = np.linspace(0, 1, 501)
-    # What the cut-off leaves of the variance belongs to high powers.
-    rest = max(0.0, float(ascending.var()) - sum(powers))
-    of_rates = sum(power * grid**k for k, power in enumerate(powers, 1)) + rest * grid ** (2 * len(powers))
-    of_rates /= of_rates[-1]
-    return np.interp(correlations, of_rates, grid)
 
 
 def _reshaped(quantiles: np.ndarray, mean: float | None, median: float | None, std: float | None) -> np.ndarray:

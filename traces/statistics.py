@@ -8,6 +8,12 @@ from kvferry.traces.rate import RateTrace
 
 # Lags at which the autocorrelation of one-second means is reported.
 LAGS_S = (1, 2, 5, 10)
+# What loads meet: how long it takes to move what the mean rate moves in these times.
+TRANSFERS_S = (2, 10)
+# So many beginnings of a transfer, evenly spaced over one play.
+_BEGINNINGS = 2_000
+# Samples finer than this say more of packets than of a link.
+FINEST_S = 0.1
 # A fade: the rate stays below this share of the mean.
 FADE_SHARE = 0.1
 
@@ -29,6 +35,10 @@ class Statistics:
     # where the trace is shorter than three times the lag, or does not vary.
     std_1s: float | None
     autocorrelation_1s: tuple[float | None, ...]
+    # Autocorrelation from one sample to the next, at the trace's usual spacing, but 0.1 s at least.
+    autocorrelation_step: float | None
+    # Median and 95th percentile of the time that each of TRANSFERS_S takes, in seconds; None where nothing moves.
+    transfers_s: tuple[tuple[float, float] | None, ...]
     # Share of the time in fades, how many there are, and the longest.
     fade_share: float
     fades: int
@@ -53,10 +63,34 @@ def statistics_of(trace: RateTrace) -> Statistics:
         most=most,
         std_1s=float(seconds.std()) if len(seconds) > 1 else None,
         autocorrelation_1s=tuple(autocorrelation(seconds, lag) for lag in LAGS_S),
+        autocorrelation_step=autocorrelation(means_over(trace, usual_step_s(trace)), 1),
+        transfers_s=tuple(_median_and_p95(transfer_times_s(trace, usual_s)) for usual_s in TRANSFERS_S),
         fade_share=float(fades.sum()) / trace.duration_s,
         fades=len(fades),
         longest_fade_s=float(fades.max(initial=0.0)),
     )
+
+
+def usual_step_s(trace: RateTrace) -> float:
+    """The median spacing of the samples, but 0.1 s at least."""
+    return max(FINEST_S, round(float(np.median(np.diff(trace.edges_s))), 3))
+
+
+def transfer_times_s(trace: RateTrace, usual_s: float) -> np.ndarray:
+    """How long a transfer takes of as much as the mean rate moves in `usual_s`, for beginnings all over one play.
+
+    The trace starts again behind its end, whatever it says. Empty where nothing moves.
+    """
+    amount = usual_s * trace.mean()
+    if not amount:
+        return np.empty(0)
+    looped = RateTrace(trace.edges_s, trace.rates)
+    begins_s = np.linspace(0, trace.duration_s, _BEGINNINGS, endpoint=False).tolist()
+    return np.array([looped.finish_s(begin_s, amount) - begin_s for begin_s in begins_s])
+
+
+def _median_and_p95(times_s: np.ndarray) -> tuple[float, float] | None:
+    return (float(np.quantile(times_s, 0.5)), float(np.quantile(times_s, 0.95))) if len(times_s) else None
 
 
 def means_over(trace: RateTrace, window_s: float) -> np.ndarray:

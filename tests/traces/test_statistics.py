@@ -2,9 +2,18 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvferry.traces.rate import RateTrace
-from kvferry.traces.statistics import autocorrelation, fade_lengths_s, means_over, quantiles, statistics_of
+from kvferry.traces.statistics import (
+    autocorrelation,
+    fade_lengths_s,
+    means_over,
+    quantiles,
+    statistics_of,
+    transfer_times_s,
+)
 
 
 def test_figures_are_weighted_by_time():
@@ -59,3 +68,24 @@ def test_fades_are_spells_below_a_tenth_of_the_mean():
     assert fade_lengths_s(trace).tolist() == [1.0, 0.5, 0.5]
     found = statistics_of(trace)
     assert (found.fades, found.longest_fade_s, found.fade_share) == (3, 1.0, 0.5)
+
+
+def test_transfers_wait_out_what_stands_still():
+    # 4/s for 1 s, then nothing for 1 s: 2/s in the mean, so a usual second moves 2. From 0 it takes 0.5 s, from 0.75
+    # there is 1 left, and the other 1 comes after the pause: at 2.25; from 1.5 on at 2.5.
+    times_s = transfer_times_s(RateTrace.from_samples([4, 0], 1.0), 1.0)
+    begins_s = np.linspace(0, 2, len(times_s), endpoint=False)
+    assert np.interp([0, 0.75, 1.5], begins_s, times_s).tolist() == pytest.approx([0.5, 1.5, 1.0])
+    # Half of the beginnings, up to 0.5, take 0.5; then it grows from 1.5 by what is left: the worst is just behind 0.5.
+    assert times_s.max() == pytest.approx(1.5, abs=1e-3)
+    assert transfer_times_s(RateTrace.constant(0), 1.0).tolist() == []
+
+
+@settings(max_examples=20)
+@given(rates=st.lists(st.integers(0, 100), min_size=2, max_size=20))
+def test_transfers_depend_on_the_course_alone(rates):
+    trace = RateTrace.from_samples([*rates, 1], 0.5)
+    times_s = transfer_times_s(trace, 2.0)
+    assert transfer_times_s(trace.scaled(8.0), 2.0) == pytest.approx(times_s, abs=1e-9)
+    # None is quicker than the highest rate allows.
+    assert times_s.min() >= 2.0 * trace.mean() / trace.rates.max() - 1e-9
