@@ -63,7 +63,7 @@ class KeptBlocks:
             raise InputError(f"workload.block: {what}; a larger one would do")
         self.path, self._place_bytes, self._name_of = path, place_bytes, name_of
         self._lock = _locked(path)
-        self._log = -1
+        self._log, self._log_bytes = -1, 0
         try:
             noted = _noted(path, {"format": FORMAT, **of, "place bytes": place_bytes})
             sums = BlockSums(places * place_bytes)
@@ -126,7 +126,7 @@ class KeptBlocks:
         said = json.dumps({"format": FORMAT, **of, "place bytes": self._place_bytes}).encode()
         try:
             part.unlink(missing_ok=True)
-            self._log, self._log_bytes = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), 0
+            self._log = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             self._log_bytes = log_frames.append(self._log, part, 0, _OF, said)
             if self._entries:
                 content = _packed(self._entries.items())
@@ -209,6 +209,8 @@ def _noted(path: Path, of: Mapping[str, str | int]) -> dict[int, _Entry]:
                 else:
                     raise InputError(f"{log}: a frame of another kind, {frame.kind!r}")
                 first = False
+            if first:
+                raise InputError(f"{log}: is no log of kept KV")
     except InputError as error:
         raise InputError(f"live.kv_file: {error}; delete it and its log, or name another") from None
     except OSError as error:

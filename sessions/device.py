@@ -76,6 +76,12 @@ class SessionDevice:
         in_cloud = self._loaded and "cloud" in self._keeping.kept.places(block.id)
         return min(computed_s, self._load_s / self._loaded) if in_cloud else computed_s
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Returns what a reader of the turns' figures should know."""
+        full = self._keeping.full
+        return () if full is None else (f"what had no room on flash was not kept: {full}",)
+
     # --- a turn --------------------------------------------------------------------------------------------------
 
     def turn(self, turn: Turn, number: int, arrival_s: float) -> Generator[simpy.Event, Any, Told]:

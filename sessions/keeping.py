@@ -7,6 +7,7 @@ import numpy as np
 import simpy
 
 from kvferry.backends.world import KvBetweenTurns
+from kvferry.disk.opened_file import StorageFull
 from kvferry.machine.machine import Machine
 from kvferry.machine.memory import GrowingLeases
 from kvferry.machine.ops import Extents
@@ -34,6 +35,8 @@ class Keeping:
         self._adopted: set[int] = set()
         self._unused = 0
         self.written_bytes = 0.0
+        # Why something could not be written; None: all could.
+        self.full: StorageFull | None = None
 
     @property
     def memory_bytes(self) -> float:
@@ -75,10 +78,20 @@ class Keeping:
         if changes.written:
             for block in changes.written:
                 self._places[block] = self._new_place()
-            yield self._moved(changes.written, "device", "storage", turn)
-            self.written_bytes += len(changes.written) * self.flash_bytes
+            yield from self._written(changes.written, turn)
         self._held.hold({"device": {KEPT_KV: self.memory_bytes}})
         self._between_turns.hold(self.kept.memory_blocks)
+
+    def _written(self, blocks: Sequence[int], turn: int) -> Generator[simpy.Event, Any, None]:
+        """A device that is full keeps none of them: they are had again as they were before."""
+        try:
+            yield self._moved(blocks, "device", "storage", turn)
+        except StorageFull as error:
+            self.full = self.full or error
+            self.kept.lost(blocks)
+            self._free += [self._places.pop(block) for block in blocks]
+        else:
+            self.written_bytes += len(blocks) * self.flash_bytes
 
     def _new_place(self) -> int:
         if self._free:

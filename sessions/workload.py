@@ -73,6 +73,7 @@ class SessionFlow:
         self._stage.memory_bytes(whole_prompt(longest))
         self._room = room_for(scenario, system, self._stage, self._turns)
         self._told: list[Told] = []
+        self._device: SessionDevice | None = None
 
     @property
     def needs(self) -> Needs:
@@ -98,7 +99,7 @@ class SessionFlow:
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         env, queue = world.machine.env, simpy.Resource(world.machine.env)
         link_bytes_per_s = world.rates.link.mean() if self._uses_cloud else 0.0
-        device = SessionDevice(
+        self._device = device = SessionDevice(
             world, self._scenario, self._system, self._stage, self._turns, self._room, link_bytes_per_s
         )
         first = 0
@@ -137,7 +138,11 @@ class SessionFlow:
             for one in told
         ]
         turns: tuple[TurnRecord, ...] = tuple(one.record for one in told)
-        notes = (*without_effect(self._scenario, self._system), *self._stage.notes)
+        notes = (
+            *without_effect(self._scenario, self._system),
+            *self._stage.notes,
+            *(self._device.notes if self._device else ()),
+        )
         return Left(requests=requests, sessions=Sessions(turns=turns), notes=notes)
 
     def kept(self) -> str:

@@ -78,6 +78,13 @@ class Kept:
         self._flash[one] = self._memory.get(one) or Block(one, place, now_s)
         return True
 
+    def lost(self, blocks: Iterable[int]) -> None:
+        """These were to be written to flash, and are not there."""
+        for one in blocks:
+            block = self._flash.pop(one)
+            if one not in self._memory:
+                self._eviction.evicted(block)
+
     def make_room(self, memory: int, now_s: float, pinned: Iterable[int] = ()) -> Changes:
         """Leaves at most `memory` blocks in memory; `pinned` ones stay, as a turn is about to use them."""
         staying = set(pinned)

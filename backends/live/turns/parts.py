@@ -1,7 +1,7 @@
 """What conversations need of a real machine: a model, a file for kept KV, and a cloud with what they are about."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -63,10 +63,10 @@ class TurnParts(MachineParts):
                 say(f"live.kv_file: {self._file.dropped:,} blocks are not whole any more, and are computed again")
             if self._file.storage.note is not None:
                 say(self._file.storage.note)
-        self.between_turns = KvOfConversations(need.turns, texts, self._new_session, self._file)
+        self.between_turns = self._kv = KvOfConversations(need.turns, texts, self._new_session, self._file)
         # Before the machine is, so that it is closed after it.
-        stack.enter_context(closing(self.between_turns))
-        self.runner = TurnRunner(need.turns, self.between_turns)
+        stack.enter_context(closing(self._kv))
+        self.runner = TurnRunner(need.turns, self._kv)
         self._cloud: CloudOfContexts | None = None
         if codec is not None:
             self._cloud, self._document_of = self._documents(codec, texts, say, stack)
@@ -76,7 +76,7 @@ class TurnParts(MachineParts):
         return {
             **options,
             "storage": self._file,
-            "source": lambda extents, request, inputs: self.between_turns.source(extents),
+            "source": lambda extents, request, inputs: self._kv.source(extents),
             "place": self._place,
             "nominal_s": nominal_s(self._scenario),
         }
@@ -92,17 +92,17 @@ class TurnParts(MachineParts):
     def inputs(self) -> Inputs:
         numbers = range(len(self._turns))
         stored = None if self._cloud is None else tuple(map(self.stored, numbers))
-        found = {turn: blocks for turn, blocks in self.between_turns.found_earlier.items() if blocks}
+        found = {turn: blocks for turn, blocks in self._kv.found_earlier.items() if blocks}
         return Inputs(stored=stored, found=found or None)
 
     def measured(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"answers": {str(turn): said for turn, said in self.between_turns.answers.items()}}
+        found: dict[str, Any] = {"answers": {str(turn): said for turn, said in self._kv.answers.items()}}
         if self._file is not None:
             found |= storage_measured(self._file.storage) | {"kept_blocks_dropped": self._file.dropped}
         return found
 
     def _name_of(self, block: int) -> bytes:
-        return self.between_turns.name_of(block)
+        return self._kv.name_of(block)
 
     def _new_session(self, turn: Turn, ids: Ids) -> TurnSession:
         return TurnSession(self.model, ids, block=self._turns.block, output=turn.output, rotary=self._rotary)
@@ -125,11 +125,11 @@ class TurnParts(MachineParts):
     def _place(self, kv: KvRef | Extents, to: str, request: int | None, inputs: Sequence[Any]) -> None:
         if isinstance(kv, Extents):
             came: Data = inputs[0]
-            self.between_turns.place(kv, came)
+            self._kv.place(kv, came)
             return
         assert self._cloud is not None
         for chunk, keys, values in self._cloud.decoded(inputs[0]):
-            self.between_turns.load(request, chunk, keys, values)
+            self._kv.load(request, chunk, keys, values)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _rehearse(self) -> None:
@@ -164,11 +164,11 @@ def _kept_file(
     model: PreTrainedModel,
     tokenizer: str,
     codec: str | None,
-    name_of: Any,
+    name_of: Callable[[int], bytes],
     stack: ExitStack,
 ) -> KeptBlocks:
     live, block = scenario.session.live, need.turns.block
-    of = {
+    of: dict[str, str | int] = {
         "model": scenario.model.name,
         "weights": fingerprint(model),
         "tokenizer": tokenizer,
