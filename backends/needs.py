@@ -9,6 +9,7 @@ from kvferry.policies.decode.sizes import Choice, KeySizes, StayingSizes
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.tier import Tier
+from kvferry.traces.turn import Turns
 
 
 class DecodeSizes(Protocol):
@@ -92,18 +93,19 @@ class KvInPages(Need):
 
 @dataclass(frozen=True, kw_only=True)
 class KvOfTurns(Need):
-    """Turns of conversations answer one after the other, each with KV of its own sizes, in memory or on storage."""
+    """These turns of conversations answer one after the other, each with KV of its own sizes, in memory or on storage.
+    Between turns, up to `places` blocks of their tokens lie on storage, of `place_bytes` each."""
+
+    turns: Turns
+    places: int
+    place_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvOfTurnsInCloud(KvOfTurns):
-    """The same, and parts of their prompts lie in the cloud, encoded with ``codec``, and can be fetched. ``prompts``:
-    of each turn by its number, the number of what it is about and the tokens of its prompt; ``block``: tokens of what
-    is fetched at a time."""
+    """The same, and beginnings of prompts lie in the cloud, encoded by blocks with ``codec``, and can be fetched."""
 
     codec: str
-    prompts: tuple[tuple[int, int], ...]
-    block: int
     fetches: ClassVar[bool] = True
 
 

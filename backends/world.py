@@ -4,7 +4,7 @@ One protocol, one modelled world (backends/sim/world.py), one real one (backends
 what they need and in their inputs, never in their worlds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
@@ -39,6 +39,7 @@ class Inputs:
     ``stored``: sizes and attention blocks of each request's context. ``selections``: the KV blocks that each step
     selects, sequence after sequence. ``clusters``: what keys said of their clusters. ``arrivals``: when
     requests came, and their lengths; for the flow, where they come whether or not those before are done.
+    ``found``: by turn, the blocks that an earlier run had left on storage, each with its place there.
     ``from_the_first``: the run that recorded them decoded every token from the first on.
     """
 
@@ -46,6 +47,7 @@ class Inputs:
     selections: SelectionStream | None = None
     clusters: RecordedClusters | None = None
     arrivals: tuple[Request, ...] | None = None
+    found: Mapping[int, Mapping[int, int]] | None = None
     from_the_first: bool = False
 
 
@@ -154,8 +156,30 @@ class Shortcuts(Protocol):
         ...
 
 
+class KvBetweenTurns(Protocol):
+    """The KV of conversations on a device that needs KvOfTurns, by ids of blocks of tokens. What moves between memory
+    and storage says its blocks (`Extents`)."""
+
+    def begin(self, turn: int, read: Sequence[int]) -> None:
+        """A turn begins, for which these blocks are read from storage."""
+        ...
+
+    def found(self, turn: int) -> Mapping[int, int]:
+        """Returns, of the blocks of a turn whose tokens are known, those that an earlier run has left on storage and
+        this one has not written over, each with its place there."""
+        ...
+
+    def hold(self, blocks: Collection[int]) -> None:
+        """The KV of these blocks stays in memory until the next turn, and no other: a turn has ended, or room is
+        made."""
+        ...
+
+
 class Content(Protocol):
     """What a run works on, given or recorded."""
+
+    @property
+    def between_turns(self) -> KvBetweenTurns: ...
 
     @property
     def arrived(self) -> list[Request]:
@@ -268,6 +292,22 @@ class WholeWorld:
 
     def warmth(self, until_s: float) -> Warmth | None:
         return None
+
+
+class ModelledKv:
+    """A KvBetweenTurns without KV: `earlier` runs have left on storage what a recorded one found there."""
+
+    def __init__(self, earlier: Mapping[int, Mapping[int, int]] | None = None) -> None:
+        self._earlier = earlier or {}
+
+    def begin(self, turn: int, read: Sequence[int]) -> None:
+        """Reads take their time on the machine."""
+
+    def found(self, turn: int) -> Mapping[int, int]:
+        return self._earlier.get(turn, {})
+
+    def hold(self, blocks: Collection[int]) -> None:
+        """Holds nothing."""
 
 
 class OpenWorld(Protocol):

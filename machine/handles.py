@@ -19,13 +19,15 @@ class Extents:
 
     KV has the same ranges in every tier. ``placed``: the layers whose KV it is, in order, where it gets its place in
     the tier that it moves to; None: a copy of it is brought for a layer's attention. ``pieces``: what of clusters fills
-    the ranges, in the order of their bytes.
+    the ranges, in the order of their bytes. ``blocks``: ids of the blocks of tokens whose KV fills them, one each; it
+    gets its place there, too.
     """
 
     offsets: Sequence[int] | np.ndarray
     lengths: Sequence[int] | np.ndarray
     placed: Sequence[int] | None = None
     pieces: Pieces | None = None
+    blocks: Sequence[int] | None = None
     n_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,6 +42,11 @@ class Extents:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the KV gets its place in the tier that it moves to."""
+        return self.placed is not None or self.blocks is not None
 
     @property
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """One request on a real model: its prompt may be read piece by piece, cut on the way, and its answer taken back."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -107,7 +108,16 @@ class RequestSession:
         self.observed[layer, :, :end] += mass.cpu()
 
 
-def step(decoder: Decoder, rotary: Rotary, sessions: Sequence[RequestSession], ids: Sequence[int]) -> torch.Tensor:
+class Growing(Protocol):
+    """KV of one sequence that decodes; its members are as RequestSession has them."""
+
+    history: list[int]
+
+    def make_room(self, decoder: Decoder, tokens: int) -> None: ...
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def step(decoder: Decoder, rotary: Rotary, sessions: Sequence[Growing], ids: Sequence[int]) -> torch.Tensor:
     """One more token of each sequence, in one pass; logits [sequences, vocabulary] behind them."""
     for session in sessions:
         session.make_room(decoder, 1)

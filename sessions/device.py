@@ -2,7 +2,6 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from kvferry.pipelines.record import TurnRecord
 from kvferry.pipelines.workload import Infeasible
 from kvferry.policies.keep.eviction import Block, eviction
 from kvferry.policies.keep.kept import Kept, Room
-from kvferry.sessions.answering import Answered, AnswerStage, Ask, whole_prompt
+from kvferry.sessions.answering import Answered, AnswerStage, Ask
 from kvferry.sessions.forecast import Forecast
 from kvferry.sessions.found import Found
 from kvferry.sessions.keeping import Keeping
+from kvferry.sessions.room import block_bytes_of
 from kvferry.sessions.systems import SessionSystem
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.errors import OutOfMemory
@@ -48,6 +48,7 @@ class SessionDevice:
         system: SessionSystem,
         stage: AnswerStage,
         turns: Turns,
+        room: Room,
         link_bytes_per_s: float,
     ) -> None:
         self._world, self._scenario, self._system = world, scenario, system
@@ -60,26 +61,11 @@ class SessionDevice:
         self._load_s, self._loaded = 0.0, 0
         self._computed_s: dict[int, float] = {}
         flash_bytes = stage.flash_bytes(turns.block)
-        block_bytes = turns.block * scenario.model.kv_bytes_per_token
         policy = eviction(system.evict, regain_s=self._regain_s, next_use=self._forecast.next_use)
         stored = {block for turn in turns.numbered for block in turn.blocks[: turn.stored]}
-        room = self._room(block_bytes, flash_bytes, turns.longest)
         kept = Kept(room, policy, stage.works_on, stored)
-        self._keeping = Keeping(self.machine, kept, block_bytes, flash_bytes)
-
-    def _room(self, block_bytes: float, flash_bytes: float, longest: Turn) -> Room:
-        """As much as the budgets say; on flash no more than the longest turn leaves free there."""
-        budget, device = self._scenario.session.budget, self._scenario.device
-        places = self._system.places
-        memory = budget.kept_memory_bytes or device.memory.free_bytes
-        capacity = inf if device.storage is None else device.storage.capacity_bytes or inf
-        file_bytes = self._stage.file_bytes(whole_prompt(longest))
-        flash = max(0.0, min(budget.kept_flash_bytes or inf, capacity - file_bytes))
-        return Room(
-            memory=int(memory // block_bytes) if "memory" in places else 0,
-            flash=int(min(flash / flash_bytes, 2**53)) if "flash" in places else 0,
-            cloud="cloud" in places,
-        )
+        between_turns, block_bytes = world.content.between_turns, block_bytes_of(scenario, turns)
+        self._keeping = Keeping(self.machine, between_turns, kept, block_bytes, flash_bytes)
 
     def _regain_s(self, block: Block) -> float:
         """What it takes to have a block again that is nowhere on the device."""
@@ -90,12 +76,19 @@ class SessionDevice:
         in_cloud = self._loaded and "cloud" in self._keeping.kept.places(block.id)
         return min(computed_s, self._load_s / self._loaded) if in_cloud else computed_s
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Returns what a reader of the turns' figures should know."""
+        full = self._keeping.full
+        return () if full is None else (f"what had no room on flash was not kept: {full}",)
+
     # --- a turn --------------------------------------------------------------------------------------------------
 
     def turn(self, turn: Turn, number: int, arrival_s: float) -> Generator[simpy.Event, Any, Told]:
         """A SimPy process. Raises OutOfMemory."""
         env, keeping = self.machine.env, self._keeping
         began_s, written_bytes = env.now, keeping.written_bytes
+        keeping.adopt(turn.blocks, number)
         found = Found.of(keeping.kept, turn.blocks, self._block, turn.prompt)
         ask = self._asked(turn, found, number)
         self._check_storage(turn, ask)
@@ -106,6 +99,7 @@ class SessionDevice:
         yield from self._stage.run(self._world, ask, answered)
         end_s = env.now
         self._forecast.over(turn)
+        keeping.adopt(turn.leaves, number)
         yield from keeping.keep(turn.leaves, number)
         times_s = tuple(answered.token_times_s)
         record = TurnRecord(
@@ -186,6 +180,7 @@ class SessionDevice:
         began_s = env.now
         from_flash = found.comes_from("flash") if self._stage.works_on == "memory" else []
         loaded = found.comes_from("cloud")
+        self._world.content.between_turns.begin(number, [turn.blocks[n] for n in from_flash])
         if from_flash and self._system.loading.reads:
             loaded = sorted(loaded + from_flash)
         elif from_flash:

@@ -9,6 +9,7 @@ from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.policies.decode.blocking import ValueGroups
 from kvferry.scenarios.resolve import Complaint
+from kvferry.sessions.real_faults import real_faults
 from kvferry.sessions.systems import SessionSystem
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -21,7 +22,7 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
     """Yields faults of a scenario that are about its model, device and system together."""
     workload, budget, roles = scenario.session.workload, scenario.session.budget, system.decoding.roles
     if scenario.backend == "torch":
-        yield Complaint(("backend",), "torch runs no sessions yet; backend: sim would do")
+        yield from real_faults(scenario, system)
     if scenario.model.latent is not None:
         what = "has a latent cache (model.latent), and contexts are stored as keys and values of heads"
         yield Complaint(("model",), f"{scenario.model.name} {what}; a model without it would do")

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import simpy
 
+from kvferry.backends.world import KvBetweenTurns
+from kvferry.disk.opened_file import StorageFull
 from kvferry.machine.machine import Machine
 from kvferry.machine.memory import GrowingLeases
 from kvferry.machine.ops import Extents
@@ -20,18 +22,39 @@ class Keeping:
     """Carries out what a Kept says. ``block_bytes``: of a block in memory; ``flash_bytes``: of a block on flash, where
     it lies in a place of its own."""
 
-    def __init__(self, machine: Machine, kept: Kept, block_bytes: float, flash_bytes: float) -> None:
-        self.machine, self.kept = machine, kept
+    def __init__(
+        self, machine: Machine, between_turns: KvBetweenTurns, kept: Kept, block_bytes: float, flash_bytes: float
+    ) -> None:
+        self.machine, self._between_turns, self.kept = machine, between_turns, kept
         self.block_bytes, self.flash_bytes = block_bytes, flash_bytes
         self._held = GrowingLeases(machine.memory_of)
-        # Places of blocks in the file, and those that are free again.
+        # Places of blocks in the file, those that are free again, those that came from an earlier run, and from which
+        # on places were never used but for these.
         self._places: dict[int, int] = {}
         self._free: list[int] = []
+        self._adopted: set[int] = set()
+        self._unused = 0
         self.written_bytes = 0.0
+        # Why something could not be written; None: all could.
+        self.full: StorageFull | None = None
 
     @property
     def memory_bytes(self) -> float:
         return self.kept.in_memory * self.block_bytes
+
+    def adopt(self, blocks: Sequence[int], turn: int) -> None:
+        """Takes what an earlier run has left on flash of these blocks, of a turn, for kept."""
+        found = self._between_turns.found(turn)
+        if not found:
+            return
+        taken, now_s = set(self._places.values()), self.machine.env.now
+        for number, block in enumerate(blocks):
+            place = found.get(block)
+            if place is not None and place not in taken and self.kept.adopt(block, number, now_s):
+                self._places[block] = place
+                taken.add(place)
+                self._adopted.add(place)
+                self._free = [one for one in self._free if one != place]
 
     def make_room(self, wanted_bytes: float, pinned: Sequence[int]) -> Generator[simpy.Event, Any, None]:
         """Gives up kept KV until this much memory is free, or nothing is left that may go."""
@@ -54,10 +77,29 @@ class Keeping:
                 self._free.append(place)
         if changes.written:
             for block in changes.written:
-                self._places[block] = self._free.pop() if self._free else len(self._places) + len(self._free)
-            yield self._moved(changes.written, "device", "storage", turn)
-            self.written_bytes += len(changes.written) * self.flash_bytes
+                self._places[block] = self._new_place()
+            yield from self._written(changes.written, turn)
         self._held.hold({"device": {KEPT_KV: self.memory_bytes}})
+        self._between_turns.hold(self.kept.memory_blocks)
+
+    def _written(self, blocks: Sequence[int], turn: int) -> Generator[simpy.Event, Any, None]:
+        """A device that is full keeps none of them: they are had again as they were before."""
+        try:
+            yield self._moved(blocks, "device", "storage", turn)
+        except StorageFull as error:
+            self.full = self.full or error
+            self.kept.lost(blocks)
+            self._free += [self._places.pop(block) for block in blocks]
+        else:
+            self.written_bytes += len(blocks) * self.flash_bytes
+
+    def _new_place(self) -> int:
+        if self._free:
+            return self._free.pop()
+        while self._unused in self._adopted:
+            self._unused += 1
+        self._unused += 1
+        return self._unused - 1
 
     def read(self, blocks: Sequence[int], turn: int) -> Ticket:
         """Fires when these blocks, which lie on flash, are in memory."""
@@ -69,9 +111,9 @@ class Keeping:
         return Parts(places, int(self.flash_bytes), shape)
 
     def _moved(self, blocks: Sequence[int], source: Any, to: Any, turn: int) -> Ticket:
-        size = int(self.flash_bytes)
-        offsets = np.sort([self._places[block] * size for block in blocks])
-        extents = Extents(offsets.astype(np.int64), np.full(len(blocks), size, np.int64))
+        size, ordered = int(self.flash_bytes), sorted(blocks, key=self._places.__getitem__)
+        offsets = np.array([self._places[block] * size for block in ordered], np.int64)
+        extents = Extents(offsets, np.full(len(blocks), size, np.int64), blocks=ordered)
         return self.machine.move(extents, source, to, request=turn)
 
 

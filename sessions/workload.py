@@ -17,6 +17,7 @@ from kvferry.sessions.as_batch import as_batch
 from kvferry.sessions.assisting import Assisted
 from kvferry.sessions.device import SessionDevice, Told
 from kvferry.sessions.faults import session_faults, without_effect
+from kvferry.sessions.room import room_for
 from kvferry.sessions.systems import SESSION_SYSTEMS, SessionSystem
 from kvferry.specs.errors import InputError
 from kvferry.specs.machine import DEVICE
@@ -74,7 +75,9 @@ class SessionFlow:
             _check_units(scenario, max(len(turn.blocks) for turn in self._turns.numbered))
         # Where not even a budget of all memory would do, it says so before anything is run.
         self._stage.memory_bytes(whole_prompt(longest))
+        self._room = room_for(scenario, system, self._stage, self._turns)
         self._told: list[Told] = []
+        self._device: SessionDevice | None = None
 
     @property
     def needs(self) -> Needs:
@@ -82,12 +85,11 @@ class SessionFlow:
         batch = as_batch(self._scenario, system.decode, longest.prompt, longest.output)
         runtime = runtime_spec(batch, system.decoding)
         cloud = dict.fromkeys(self._cloud, Prompts())
+        place_bytes = int(self._stage.flash_bytes(self._turns.block))
+        of_turns = KvOfTurns(runtime=runtime, turns=self._turns, places=self._room.flash, place_bytes=place_bytes)
         if not self._uses_cloud or system.codec is None:
-            return {DEVICE: KvOfTurns(runtime=runtime), **cloud}
-        prompts = tuple((turn.source, turn.prompt) for turn in self._turns.numbered)
-        block = self._turns.block
-        need = KvOfTurnsInCloud(codec=system.codec, prompts=prompts, block=block, runtime=runtime)
-        return {DEVICE: need, **cloud}
+            return {DEVICE: of_turns, **cloud}
+        return {DEVICE: KvOfTurnsInCloud(codec=system.codec, **vars(of_turns)), **cloud}
 
     @property
     def _uses_cloud(self) -> bool:
@@ -101,7 +103,9 @@ class SessionFlow:
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         env, queue = world.machine.env, simpy.Resource(world.machine.env)
         link_bytes_per_s = world.rates.link.mean() if self._uses_cloud else 0.0
-        device = SessionDevice(world, self._scenario, self._system, self._stage, self._turns, link_bytes_per_s)
+        self._device = device = SessionDevice(
+            world, self._scenario, self._system, self._stage, self._turns, self._room, link_bytes_per_s
+        )
         first = 0
         users = []
         for stream in self._turns.streams:
@@ -138,7 +142,11 @@ class SessionFlow:
             for one in told
         ]
         turns: tuple[TurnRecord, ...] = tuple(one.record for one in told)
-        notes = (*without_effect(self._scenario, self._system), *self._stage.notes)
+        notes = (
+            *without_effect(self._scenario, self._system),
+            *self._stage.notes,
+            *(self._device.notes if self._device else ()),
+        )
         return Left(requests=requests, sessions=Sessions(turns=turns), notes=notes)
 
     def kept(self) -> str:

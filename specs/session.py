@@ -116,6 +116,20 @@ class SessionBudget(Budget):
 
 
 class SessionLive(RealRun):
-    """Sessions are modelled so far."""
+    """Turns are answered by a real model, with KV on a real file between them."""
 
     kind: Literal["session"] = Field(default="session", exclude=True)
+    # The folder for the file with the KV that is kept on flash, on the device that is to be used. None: the system's
+    # folder for temporary files.
+    kv_folder: str | None = Field(default=None, min_length=1, max_length=1000)
+    # That file, which stays there with a log beside it, FILE.log: a later run finds again what is whole in it, however
+    # this one ends. None: it has no name, and goes with the run.
+    kv_file: str | None = Field(default=None, min_length=1, max_length=1000)
+    # The file is read and written as slowly as `device.storage` says; false: as fast as it is.
+    paced: bool = Field(default=True, strict=True)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "SessionLive":
+        if self.kv_file is not None and self.kv_folder is not None:
+            raise BadKey("kv_folder", "kv_file names the file itself; leave kv_folder out")
+        return self

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine, OpRunner, Switchboard
-from kvferry.backends.world import Described, Inputs, tell_of
+from kvferry.backends.world import Described, Inputs, KvBetweenTurns, ModelledKv, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
 from kvferry.policies.engine_memory import engine_holdings
@@ -18,6 +18,8 @@ class MachineParts:
     """A runner of ops, and what else one sort of need takes; by itself nothing else."""
 
     runner: OpRunner
+    # Where nothing is kept between turns.
+    between_turns: KvBetweenTurns = ModelledKv()
 
     def machine_options(self) -> dict[str, Any]:
         """Further arguments of the LiveMachine: its fetcher and decoder, its storage."""

@@ -9,7 +9,18 @@ from kvferry.backends.live.decoding.parts import PagedParts, StoredKvParts
 from kvferry.backends.live.engine.out_of_memory import told_as_out_of_memory
 from kvferry.backends.live.loading.cloud_parts import LoadingParts
 from kvferry.backends.live.machine_parts import MachineParts
-from kvferry.backends.needs import ContextsInCloud, KvInPages, KvOnStorage, Need, Needs, NoKv, Prompts
+from kvferry.backends.live.turns.parts import TurnParts
+from kvferry.backends.needs import (
+    ContextsInCloud,
+    KvInPages,
+    KvOfTurns,
+    KvOfTurnsInCloud,
+    KvOnStorage,
+    Need,
+    Needs,
+    NoKv,
+    Prompts,
+)
 from kvferry.backends.world import Say
 from kvferry.machine.ops import Op
 from kvferry.specs.errors import InputError
@@ -51,4 +62,6 @@ _MAKERS: dict[type[Need], Callable[[Scenario, Any, Say, ExitStack], MachineParts
     KvInPages: PagedParts,
     ContextsInCloud: LoadingParts,
     KvOnStorage: StoredKvParts,
+    KvOfTurns: TurnParts,
+    KvOfTurnsInCloud: TurnParts,
 }

@@ -16,7 +16,7 @@ from kvferry.backends.live.machine_parts import MachineParts, made_machine
 from kvferry.backends.live.parts import NoKvParts, check_needs, parts_for
 from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
 from kvferry.backends.needs import KvOnStorage, Needs
-from kvferry.backends.world import Described, Inputs, OneTurn, Say, WholeWorld, described, tell_of
+from kvferry.backends.world import Described, Inputs, KvBetweenTurns, OneTurn, Say, WholeWorld, described, tell_of
 from kvferry.cloud.child_server import ChildServer
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
@@ -100,6 +100,10 @@ class LiveWorld(WholeWorld):
         return self._machines
 
     @property
+    def between_turns(self) -> KvBetweenTurns:
+        return self.parts.between_turns
+
+    @property
     def devices(self) -> list[LiveMachine]:
         return [self.machine]
 
@@ -145,7 +149,7 @@ class LiveWorld(WholeWorld):
         raise KvferryError("a real device does not go on by itself: all tokens are decoded")
 
     def turn(self, scenario: Scenario, need: KvOnStorage) -> OneTurn:
-        raise InputError("backend: torch runs no turns of conversations; take sim")
+        raise InputError("policies.decode: backend torch keeps the KV of turns at work in memory; vllm would do")
 
     @property
     def weights_refused(self) -> Refused | OutOfMemory | None:

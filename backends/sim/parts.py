@@ -1,6 +1,6 @@
 """Modelled machines, by the sort of need."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -47,16 +47,23 @@ def _decoding_at_rate(scenario: Scenario, codec: str) -> DeviceSpec:
 
 
 def _with_turns_in_cloud(scenario: Scenario, need: KvOfTurnsInCloud, inputs: Inputs) -> SimParts:
-    model, content = scenario.model, scenario.session.workload.content
+    model, content, turns = scenario.model, scenario.session.workload.content, need.turns
 
-    def stored(turn: int) -> StoredContext:
-        source, tokens = need.prompts[turn]
+    def stored(number: int) -> StoredContext:
+        turn = turns.numbered[number]
         chunks = generate_chunks(
-            content, tokens, model.layers, model.kv_heads, scenario.seed, sequence=source, chunk_tokens=need.block
+            content,
+            turn.prompt,
+            model.layers,
+            model.kv_heads,
+            scenario.seed,
+            sequence=turn.source,
+            chunk_tokens=turns.block,
         )
         return StoredContext.modelled(chunks, need.codec, model.head_dim)
 
-    return SimParts(device=_decoding_at_rate(scenario, need.codec), stored=stored)
+    given = stored if inputs.stored is None else inputs.stored.__getitem__
+    return SimParts(device=_decoding_at_rate(scenario, need.codec), stored=given)
 
 
 def _with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) -> SimParts:
@@ -79,11 +86,12 @@ _MAKERS: dict[type[Need], Callable[[Scenario, Any, Inputs], SimParts]] = {
 
 
 class ModelledContexts:
-    """Returns what a scenario's contexts would weigh in the cloud, by the model of a codec."""
+    """Returns what a scenario's contexts would weigh in the cloud, by the model of a codec. `tokens`: of each, in place
+    of those that its workload has."""
 
-    def __init__(self, scenario: Scenario, codec: str) -> None:
+    def __init__(self, scenario: Scenario, codec: str, tokens: Sequence[int] | None = None) -> None:
         self._scenario, self._codec = scenario, codec
-        self._tokens = context_requests(scenario.context_reuse.workload, scenario.seed).contexts
+        self._tokens = tokens or context_requests(scenario.context_reuse.workload, scenario.seed).contexts
 
     def stored(self, sequence: int) -> StoredContext:
         """Returns the context of this number. It is made on each call, so that thousands need not be in memory; a

@@ -15,7 +15,17 @@ from kvferry.backends.sim.cells import Cells, on_course
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.sim.machine_parts import SimParts
 from kvferry.backends.sim.parts import parts_for
-from kvferry.backends.world import NO_INPUTS, Described, Inputs, OneTurn, Say, WholeWorld, described, tell_of
+from kvferry.backends.world import (
+    NO_INPUTS,
+    Described,
+    Inputs,
+    ModelledKv,
+    OneTurn,
+    Say,
+    WholeWorld,
+    described,
+    tell_of,
+)
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.warmth import Warmth
@@ -44,6 +54,7 @@ class SimWorld(WholeWorld):
 
     def __init__(self, scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell) -> None:
         self._given = inputs
+        self.between_turns = ModelledKv(inputs.found)
         self.arrived: list[Request] = []
         env = simpy.Environment()
         self._accesses = accesses = Accesses(env)

@@ -19,7 +19,7 @@ class Context:
     ``tokens[t]``: tokens of each token chunk. ``active_blocks[t, l, h]``: 128 x 64 attention blocks that hold
     98 % of the mass (SparKV IV-C). ``encoded_bytes[t, l, h]``: size in the store at level 0, with the other
     levels' sizes relative to it in ``level_scale``. ``before[t]``: tokens in front of each chunk; None: those of the
-    chunks before it, of which none is missing.
+    chunks before it, of which none is missing. ``numbers[t]``: of each chunk in what is stored; None: in their order.
     """
 
     sequence: int
@@ -32,6 +32,7 @@ class Context:
     # False: fetched chunks are usable as they are, without decompression.
     entropy_coded: bool = True
     before: np.ndarray | None = None
+    numbers: np.ndarray | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -83,11 +84,16 @@ class Context:
         if self.coupling == "per_head":
             return (PrefillHead(tokens, int(self.active_blocks[t, l, c]), l == self.model.layers - 1, before),)
         n_bytes = self._layer_kv_bytes[t]
-        project = Project(tokens, KvRef(self.sequence, t, l, None, n_bytes))
+        number = self.number_of(t)
+        project = Project(tokens, KvRef(self.sequence, number, l, None, n_bytes))
         if l == 0:
             return (project,)
-        below = KvRef(self.sequence, t, l - 1, None, n_bytes)
+        below = KvRef(self.sequence, number, l - 1, None, n_bytes)
         return (Advance(tokens, self._blocks_of_all_heads[t][l - 1], before, below), project)
+
+    def number_of(self, t: int) -> int:
+        """Returns the number of a token chunk in what is stored."""
+        return t if self.numbers is None else int(self.numbers[t])
 
     @cached_property
     def _layer_kv_bytes(self) -> list[float]:
@@ -103,6 +109,9 @@ class Context:
         """The chunks (t, l, h) behind these units, as one transfer at an encoding level."""
         sizes = self._unit_bytes
         n_bytes = sum(sizes[u] for u in units) * self.level_scale[level]
+        if self.numbers is not None:
+            each = self.stream_bytes.shape[1] * self.stream_bytes.shape[2]
+            units = tuple(self.number_of(u // each) * each + u % each for u in units)
         if self.coupling == "all_heads":
             heads = self.model.kv_heads
             units = tuple(u * heads + h for u in units for h in range(heads))

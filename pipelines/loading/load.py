@@ -252,7 +252,9 @@ class ContextLoad:
         if self.context.entropy_coded:
             opened = self.machine.submit(Decompress(values), after=(fetched,), on="decompress", request=self.request)
         t, l, _ = self.progress.problem.place(units[0])
-        kv = KvRef(self.context.sequence, t, l, None, values * self.context.model.kv_value_bytes)
+        kv = KvRef(
+            self.context.sequence, self.context.number_of(t), l, None, values * self.context.model.kv_value_bytes
+        )
         for unit in units:
             self._fetches[unit] = (fetched, units, chunks.n_bytes)
         _then(fetched, partial(self._left_link, chunks.n_bytes))

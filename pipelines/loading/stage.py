@@ -82,6 +82,7 @@ class LoadingStage:
             level_scale=stored.encoding.level_scale,
             entropy_coded=stored.encoding.entropy_coded,
             before=before,
+            numbers=chunks,
         )
 
     def intake_s(self, context: Context) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The owner of KV between turns: it knows by blocks of tokens what lies where, and never holds more than it may."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -50,6 +50,11 @@ class Kept:
         return len(self._memory)
 
     @property
+    def memory_blocks(self) -> Collection[int]:
+        """The ids of the blocks in memory."""
+        return self._memory.keys()
+
+    @property
     def on_flash(self) -> int:
         """The number of blocks on flash."""
         return len(self._flash)
@@ -64,6 +69,21 @@ class Kept:
         if block in self._cloud:
             found.append("cloud")
         return tuple(found)
+
+    def adopt(self, one: int, place: int, now_s: float) -> bool:
+        """Takes a block that lies on flash from before, with `place` blocks before it, for kept there; returns False
+        where it is known to lie there, or flash has no room for it."""
+        if one in self._flash or len(self._flash) >= self.room.flash:
+            return False
+        self._flash[one] = self._memory.get(one) or Block(one, place, now_s)
+        return True
+
+    def lost(self, blocks: Iterable[int]) -> None:
+        """These were to be written to flash, and are not there."""
+        for one in blocks:
+            block = self._flash.pop(one)
+            if one not in self._memory:
+                self._eviction.evicted(block)
 
     def make_room(self, memory: int, now_s: float, pinned: Iterable[int] = ()) -> Changes:
         """Leaves at most `memory` blocks in memory; `pinned` ones stay, as a turn is about to use them."""

@@ -132,6 +132,28 @@ LIVE_ASSISTED: dict[str, Any] = ASSISTED | {
     },
     "policies": {"assist": {"name": "optimised", "tokens": 3, "ratio": 0.5}},
 }
+# Blocks of 16 tokens take 12 KiB; two are kept in memory.
+LIVE_TURNS: dict[str, Any] = {
+    "name": "live",
+    "backend": "torch",
+    "system": "on-flash",
+    "device": {"extends": "laptop-cpu", "storage": "nvme", "decompressor": {"workers": 2}},
+    "model": LIVE_MODEL,
+    "link": {"rate": "100 Mbit/s", "rtt": "2 ms"},
+    "workload": {
+        "kind": "session",
+        "turns": 6,
+        "contexts": 2,
+        "context": 70,
+        "question": 9,
+        "output": 7,
+        "turns_each": 3.0,
+        "block": 16,
+        "in_cloud": "nothing",
+    },
+    "budget": {"kept_memory": "24 KiB", "kept_flash": "1 MiB"},
+    "live": {"weights": "random", "paced": False},
+}
 LIVE: dict[str, dict[str, Any]] = {"context-reuse": LIVE_LOADING, "decode": LIVE_DECODING, "assist": LIVE_ASSISTED}
 
 

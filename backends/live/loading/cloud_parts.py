@@ -1,19 +1,18 @@
 """What a real world needs to load stored contexts: a server with the contexts, a client, decoders."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetched
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.engine.stream import streams_of
+from kvferry.backends.live.loading.cloud_of_contexts import CloudOfContexts
 from kvferry.backends.live.loading.distortion import relative_errors
 from kvferry.backends.live.loading.library import Library, chunks_of
 from kvferry.backends.live.loading.runner import SessionRunner
@@ -21,23 +20,18 @@ from kvferry.backends.live.loading.temporary_stores import TemporaryStores
 from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.needs import ContextsInCloud
 from kvferry.backends.world import Inputs, Say
-from kvferry.cloud.client import CloudClient, CloudGone, WrongToken
-from kvferry.cloud.server_process import ServerProcess
-from kvferry.cloud.store import DamagedStore, Index
 from kvferry.codecs import codec
-from kvferry.codecs.pool import CodecPool
-from kvferry.machine.ops import Decompress, KvRef
+from kvferry.machine.ops import KvRef, Op
 from kvferry.model.prompts import Prompts
 from kvferry.model.scenario_model import model_of
 from kvferry.model.session import Session
 from kvferry.sim.costs.cost_model import main_costs
-from kvferry.specs.errors import InputError, LinkDown
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.stored import StoredContext
 
 # The variable that names the folder of encoded contexts, to keep them from run to run. Without it they are temporary.
 STORES = "KVFERRY_STORES"
-TOKEN = "KVFERRY_TOKEN"
 
 
 class LoadingParts(MachineParts):
@@ -46,83 +40,37 @@ class LoadingParts(MachineParts):
     runner: SessionRunner
 
     def __init__(self, scenario: Scenario, need: ContextsInCloud, say: Say, stack: ExitStack) -> None:
-        codec_name = need.codec
-        check(scenario, codec_name)
+        check(scenario, need.codec)
         self.model, self._library = _library(scenario, stores_folder())
-        self._scenario, self._codec_name = scenario, codec_name
-        sequences = range(len(self._library.asked.contexts))
-        names = [self._library.name(n, codec_name) for n in sequences]
-        url = scenario.context_reuse.live.cloud
-        if url is None:
-            for n in sequences:
-                self._library.ensure(n, codec_name, say)
-            server = ServerProcess(self._library.folder, scenario.link, token=None)
-            url = stack.enter_context(server).url
-        self.client = stack.enter_context(CloudClient(url, token=os.environ.get(TOKEN), names=names.__getitem__))
-        self._stored, self._gone = self._weighed(names, codec_name, say)
+        self._scenario, self._codec_name = scenario, need.codec
+        self.cloud = CloudOfContexts(scenario, need.codec, self._library, say, stack)
         self.runner = SessionRunner(
             self.model, self._library.prompt, chunk_tokens=scenario.context_reuse.workload.chunk_tokens
         )
-        self._pool = stack.enter_context(CodecPool(scenario.device.decompressor.workers))
-        self._pool.decode(self._first_chunks(codec_name)).result()
         # Of the encoding, by level; measured as all is run once.
         self._kv_errors: list[float] = []
 
     def machine_options(self) -> dict[str, Any]:
-        device = self._scenario.device
-        costs = main_costs(self._scenario.costs.truth, device, self._scenario.model)
-        dispatch_s = device.processors[device.main].dispatch_s
         return {
-            "fetcher": self._gone or self.client,
-            "decode": self._decode,
-            "decompress_workers": device.decompressor.workers,
+            **self.cloud.machine_options(),
             "place": self._place,
-            "nominal_s": lambda op: costs.cost(op).duration_s + dispatch_s,
+            "nominal_s": nominal_s(self._scenario),
             "stream": streams_of(self._scenario.context_reuse.live.processor),
         }
 
     def warm_up(self, machine: LiveMachine) -> None:
         machine.warm(self._warm_up)
-        if self._gone is None:
-            self.client.connect(FETCHES_AHEAD)
-        if self._scenario.context_reuse.live.cloud is None and self._gone is None:
-            with suppress(LinkDown):  # the fetches will tell
-                self.client.restart_replay()
+        self.cloud.begin()
 
     def stored(self, sequence: int) -> StoredContext:
-        return self._stored[sequence]
+        return self.cloud.stored[sequence]
 
     def inputs(self) -> Inputs:
-        return Inputs(stored=tuple(self._stored))
+        return Inputs(stored=tuple(self.cloud.stored))
 
     def measured(self) -> dict[str, Any]:
         answers = {str(request): answer for request, answer in sorted(self.runner.answers.items())}
         return {"answers": answers, "kv_relative_errors": self._kv_errors}
-
-    def _weighed(self, names: Sequence[str], codec_name: str, say: Say) -> tuple[list[StoredContext], CloudGone | None]:
-        """The contexts with the sizes of their stores. Without the cloud, or with a damaged index there, everything is
-        computed locally: then the sizes are the modelled ones, and the second value is what fetches fail with."""
-        try:
-            return [self._library.stored(n, self._index(n, name, codec_name)) for n, name in enumerate(names)], None
-        except (LinkDown, DamagedStore) as error:
-            say(f"nothing can be fetched: {error}")
-            return [self._library.estimated(n, codec_name) for n in range(len(names))], CloudGone(str(error))
-
-    def _index(self, sequence: int, name: str, codec_name: str) -> Index:
-        try:
-            index = self.client.index(name)
-            self._library.check(sequence, codec_name, index)
-            return index
-        except WrongToken as error:
-            has = "holds another" if os.environ.get(TOKEN) else "is not set"
-            raise InputError(f"live.cloud: {error}; it is taken from {TOKEN}, which {has}") from None
-        except InputError as error:
-            if self._scenario.context_reuse.live.cloud is None:
-                raise
-            raise InputError(
-                f"live.cloud: context {sequence} of this scenario cannot be had: {error}; "
-                f"`kvferry encode` makes its store for the server's folder"
-            ) from None
 
     def _warm_up(self) -> None:
         """Run everything once: the first time is slow, as kernels are chosen and pages of buffers are mapped, and no
@@ -146,39 +94,18 @@ class LoadingParts(MachineParts):
         self._kv_errors = relative_errors(chunks_of(session), self._codec_name, self._scenario.model.layers)
         self.runner.session(0)
 
-    def _first_chunks(self, codec_name: str) -> list[bytes]:
-        heads = np.zeros(
-            (self._scenario.context_reuse.workload.chunk_tokens, self._scenario.model.head_dim), np.float32
-        )
-        return [codec.encode(codec_name, heads, heads)]
-
-    def _decode(self, op: Decompress, request: int | None, inputs: Sequence[Any]) -> "tuple[Fetched, Any]":
-        fetched: Fetched = inputs[0]
-        return fetched, self._pool.decode(self._split(fetched)).result()
-
-    def _split(self, fetched: Fetched) -> list[memoryview]:
-        """The chunks of a payload. Raises DamagedChunk when they are not the ones that were fetched: the checksums of a
-        store fit whatever its writer has put there, two chunks in place of one as well."""
-        chunks, ids = codec.split(fetched.payload), fetched.chunks.ids
-        if len(chunks) != len(ids):
-            raise codec.DamagedChunk(f"{len(chunks)} encoded chunks came in place of {len(ids)}")
-        spec, tokens = self._scenario.model, self._library.tokens(fetched.chunks.sequence)
-        for i, chunk in zip(ids, chunks, strict=True):
-            wanted = codec.Shape(
-                self._codec_name, fetched.chunks.level, tokens[i // (spec.layers * spec.kv_heads)], spec.head_dim
-            )
-            if (came := codec.shape_of(chunk)) != wanted:
-                raise codec.DamagedChunk(f"chunk {i} is {came}, not {wanted}")
-        return chunks
-
     def _place(self, kv: KvRef, to: str, request: int | None, inputs: Sequence[Any]) -> None:
-        if isinstance(inputs[0], Fetched):  # nothing is entropy-coded: numbers are restored where they are used
-            fetched, decoded = inputs[0], codec.decode_many(self._split(inputs[0]))
-        else:
-            fetched, decoded = inputs[0]
         assert request is not None
-        for chunk, (keys, values) in zip(fetched.chunks.ids, decoded, strict=True):
+        for chunk, keys, values in self.cloud.decoded(inputs[0]):
             self.runner.load(request, chunk, keys, values)
+
+
+def nominal_s(scenario: Scenario) -> Callable[[Op], float]:
+    """Prices ops on the idle main processor, dispatch included."""
+    device = scenario.device
+    costs = main_costs(scenario.costs.truth, device, scenario.model)
+    dispatch_s = device.processors[device.main].dispatch_s
+    return lambda op: costs.cost(op).duration_s + dispatch_s
 
 
 def encode_contexts(scenario: Scenario, codec_name: str, folder: Path, say: Say) -> Iterator[Path]:

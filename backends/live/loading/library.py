@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from kvferry.model.session import Session
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.chunks import causal_blocks
-from kvferry.traces.requests import context_requests
+from kvferry.traces.requests import ContextRequests, context_requests
 from kvferry.traces.stored import StoredContext
 
 # Chunks that wait for the encoders at most.
@@ -36,9 +36,18 @@ class Library:
     """The contexts of a scenario's requests, by number: their prompts, their stores in `folder`, their sizes.
 
     A store's name is a hash of everything that it is made from, so that it can be used again by later runs.
+    `contexts`: token ids, in place of those that the workload has.
     """
 
-    def __init__(self, scenario: Scenario, model: PreTrainedModel, prompts: Prompts, name: str, folder: Path) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        model: PreTrainedModel,
+        prompts: Prompts,
+        name: str,
+        folder: Path,
+        contexts: Sequence[tuple[int, ...]] | None = None,
+    ) -> None:
         self._scenario, self._model, self._prompts, self.folder = scenario, model, prompts, folder
         spec, workload = scenario.model, scenario.context_reuse.workload
         self.stored_model = StoredModel(
@@ -54,6 +63,9 @@ class Library:
         self._apart = max(self.asked.contexts) + longest_question
         self._recordings: dict[int, Recording] = {}
         self._contexts: dict[int, tuple[int, ...]] = {}
+        if contexts is not None:
+            self.asked = ContextRequests(contexts=tuple(map(len, contexts)), requests=(), closed=True)
+            self._contexts = dict(enumerate(contexts))
 
     def tokens(self, sequence: int) -> list[int]:
         """The tokens of each token chunk of a context."""
@@ -109,7 +121,9 @@ class Library:
 
     def estimated(self, sequence: int, codec_name: str) -> StoredContext:
         """A context without a store: with the sizes that the simulator models."""
-        return self._stored(sequence, ModelledContexts(self._scenario, codec_name).stored(sequence).encoding)
+        return self._stored(
+            sequence, ModelledContexts(self._scenario, codec_name, self.asked.contexts).stored(sequence).encoding
+        )
 
     def _stored(self, sequence: int, encoding: Encoding) -> StoredContext:
         tokens = np.array(self.tokens(sequence))

@@ -1,0 +1,129 @@
+"""The KV of conversations on a real device: of the turn at work, and what stays in memory and on storage behind it."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from threading import Event
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvferry.backends.live.turns.texts import Ids, Texts
+from kvferry.disk.direct_storage import Data
+from kvferry.disk.kept_blocks import KeptBlocks
+from kvferry.machine.ops import Extents
+from kvferry.model.turn_session import TurnSession
+from kvferry.specs.errors import KvferryError
+from kvferry.system.aligned_memory import aligned_memory
+from kvferry.traces.turn import Turn, Turns
+
+# Makes the session of a turn that reads these tokens.
+NewSession = Callable[[Turn, Ids], TurnSession]
+
+
+class KvOfConversations:
+    """A KvBetweenTurns. The environment's thread calls its members, the storage's ``source``, the one that copies
+    ``place`` and ``load``, and the processor's asks for ``session`` once what it needs has been read.
+
+    ``answers``: token ids by turn. ``found_earlier``: what `found` has returned, by turn.
+    """
+
+    def __init__(self, turns: Turns, texts: Texts, new_session: NewSession, file: KeptBlocks | None) -> None:
+        self._turns, self._texts, self._new_session, self._file = turns.numbered, texts, new_session, file
+        self.answers: dict[int, list[int]] = {}
+        self.found_earlier: dict[int, dict[int, int]] = {}
+        # KV [layers, 2, heads, block, head_dim] of the blocks that stay in memory.
+        self._memory: dict[int, torch.Tensor] = {}
+        self._number = -1
+        self._session: TurnSession | None = None
+        # Whether all that is read for the turn is there; closed: it never will be.
+        self._was_read, self._closed = Event(), False
+        self._awaited: set[int] = set()
+        self._names: dict[int, bytes] = {}
+
+    def found(self, turn: int) -> Mapping[int, int]:
+        if self._file is None:
+            return {}
+        names = self._texts.names(turn, self.answers)
+        self._names |= names
+        found = {block: self._file.kept[name] for block, name in names.items() if name in self._file.kept}
+        self.found_earlier.setdefault(turn, {}).update(found)
+        return found
+
+    def name_of(self, block: int) -> bytes:
+        """Returns the name of a block of a turn that has been answered."""
+        return self._names[block]
+
+    def begin(self, turn: int, read: Sequence[int]) -> None:
+        self._number, asked = turn, self._turns[turn]
+        self._session = session = self._new_session(asked, self._texts.prompt(turn, self.answers))
+        for n in range(len(session.kv.tokens)):
+            if (kv := self._memory.get(asked.blocks[n])) is not None:
+                session.put_block(n, kv)
+        self._awaited = set(read)
+        self._was_read.clear()
+        if not read:
+            self._was_read.set()
+
+    def hold(self, blocks: Collection[int]) -> None:
+        self._memory = {block: self._of(block) for block in blocks}
+
+    def session(self, turn: int | None) -> TurnSession:
+        """Returns the session of the turn at work, once all is there that is read for it. Raises KvferryError for
+        another turn."""
+        if self._session is None or turn != self._number:
+            raise KvferryError(f"turn {turn} has not begun")
+        self._was_read.wait()
+        if self._closed:
+            raise KvferryError("the run has ended")
+        return self._session
+
+    def load(self, turn: int | None, chunk: int, keys: Any, values: Any) -> None:
+        """Takes in a chunk that was fetched, by its flat index in (block, layer, KV head). What lost a race may come
+        after its turn."""
+        if turn == self._number and self._session is not None and self._session.session is not None:
+            kv = self._session.kv
+            rest, head = divmod(chunk, kv.heads)
+            self._session.session.load(*divmod(rest, kv.layers), head, keys, values)
+
+    def place(self, extents: Extents, data: Data) -> None:
+        """Takes in blocks that were read."""
+        assert extents.blocks is not None and self._session is not None
+        blocks = self._turns[self._number].blocks
+        for block, view in zip(extents.blocks, data.views, strict=True):
+            self._session.put_block(blocks.index(block), self._unpacked(view))
+        data.release()
+        self._awaited -= set(extents.blocks)
+        if not self._awaited:
+            self._was_read.set()
+
+    def source(self, extents: Extents) -> memoryview:
+        """Returns the bytes of blocks that are to be written, as they lie on storage: layer by layer keys and values,
+        by heads and tokens."""
+        assert extents.blocks is not None
+        whole, at = aligned_memory(extents.n_bytes), 0
+        for block, (_, length) in zip(extents.blocks, extents, strict=True):
+            raw = self._of(block).contiguous().view(torch.uint8).numpy().ravel()
+            whole[at : at + len(raw)] = memoryview(raw)
+            at += length
+        return whole[: extents.n_bytes]
+
+    def close(self) -> None:
+        """Nobody waits any more for what is read."""
+        self._closed = True
+        self._was_read.set()
+
+    def _of(self, block: int) -> torch.Tensor:
+        """KV that stays from before, or that the turn at work leaves."""
+        kept = self._memory.get(block)
+        if kept is not None:
+            return kept
+        assert self._session is not None
+        return self._session.block_of(self._turns[self._number].leaves.index(block))
+
+    def _unpacked(self, view: memoryview) -> torch.Tensor:
+        assert self._session is not None
+        kv = self._session.kv
+        shape = (kv.layers, 2, kv.heads, self._session.block, kv.head_dim)
+        raw = torch.from_numpy(np.frombuffer(view, np.uint8).copy())
+        n_bytes = int(np.prod(shape)) * kv.dtype.itemsize
+        return raw[:n_bytes].view(kv.dtype).reshape(shape)

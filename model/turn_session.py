@@ -1,0 +1,116 @@
+"""One turn on a real model: KV of its prompt comes from anywhere, block by block; the rest is read, then it answers."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
+from transformers import PreTrainedModel
+
+from kvferry.model.decoder import Rotary
+from kvferry.model.decoders import decoder_of
+from kvferry.model.kv import NotReady
+from kvferry.model.request_session import step
+from kvferry.model.session import Session, new_kv
+from kvferry.specs.errors import KvferryError
+
+
+class TurnSession:
+    """`ids`: the prompt; `output`: tokens of the answer. Blocks of `block` tokens are the token chunks of ``session``,
+    which has the whole ones in front of the prompt's last token; None: there are none. ``history``: tokens whose KV is
+    there, once the prompt is read. `rotary`: of as many positions as there may be.
+    """
+
+    def __init__(self, model: PreTrainedModel, ids: Sequence[int], *, block: int, output: int, rotary: Rotary) -> None:
+        self.ids, self.block, self._rotary = list(ids), block, rotary
+        self.decoder = decoder = decoder_of(model, latent=False)
+        blocks = (len(ids) - 1) // block
+        # The answer's last token is read, too, where it completes a block.
+        room = len(ids) - blocks * block + output
+        self.session = Session(model, ids[: blocks * block], chunk_tokens=block, room=room) if blocks else None
+        self.kv = new_kv(decoder, (), room) if self.session is None else self.session.kv
+        self.history: list[int] = []
+        # Positions that are read with the prompt's end, and their hidden state on its way through the layers.
+        self._read = self._hidden = torch.zeros(0)
+        self._depth = 0
+
+    @property
+    def lacking(self) -> int:
+        """Tokens of the prompt whose KV is nowhere."""
+        return len(self._positions())
+
+    def put_block(self, number: int, kv: torch.Tensor) -> None:
+        """Puts KV [layers, 2, heads, block, head_dim] of a block of the prompt into its place."""
+        for layer, (keys, values) in enumerate(kv):
+            self.kv.load(number, layer, None, keys, values)
+
+    def block_of(self, number: int) -> torch.Tensor:
+        """Returns the same of a block of prompt and answer, once it is there."""
+        begin, end = number * self.block, (number + 1) * self.block
+        if end > len(self.history):
+            raise NotReady(f"block {number} ends with token {end:,}, {len(self.history):,} are there")
+        return torch.stack([self.kv.keys[:, 0, :, begin:end], self.kv.values[:, 0, :, begin:end]], dim=1)
+
+    def read_layer(self, layer: int, tokens: int) -> None:
+        """Reads what is lacking of the prompt, `tokens` of it, through a layer."""
+        if layer == 0:
+            self._read = torch.tensor(self._positions(), device=self.decoder.device)
+            if len(self._read) != tokens:
+                raise KvferryError(f"{tokens:,} tokens are to be read, and KV of {len(self._read):,} is lacking")
+            self._hidden = self.decoder.embed(self.decoder.token_ids([[self.ids[n] for n in self._read.tolist()]]))
+        elif layer != self._depth:
+            raise KvferryError(f"layer {layer} of a prompt that has passed {self._depth}")
+        cos, sin = (side[:, :, self._read] for side in self._rotary)
+        keys, values = self.decoder.keys_values(layer, self._hidden, (cos, sin))
+        queries = self.decoder.queries(layer, self._hidden, (cos, sin))
+        self.kv.keys[layer].index_copy_(2, self._read, keys)
+        self.kv.values[layer].index_copy_(2, self._read, values)
+        self._hidden = self.decoder.above(layer, self._hidden, self._attended(layer, queries))
+        self._depth = layer + 1
+
+    def next_token(self) -> int:
+        """Returns the token that follows the prompt, all of which has passed the layers."""
+        if self._depth != self.decoder.layers:
+            raise KvferryError(f"the prompt has passed {self._depth} of {self.decoder.layers} layers")
+        self.history = list(self.ids)
+        return int(self.decoder.logits(self._hidden[0, -1]).argmax())
+
+    def after(self, token: int) -> int:
+        """Reads one more token, and returns the one that follows it."""
+        return int(step(self.decoder, self._rotary, [self], [token])[0].argmax())
+
+    # --- as `step` wants it --------------------------------------------------------------------------------------
+
+    def make_room(self, decoder: object, tokens: int) -> None:
+        """Raises KvferryError where an answer becomes longer than there is room for."""
+        if len(self.history) + tokens > self.kv.capacity:
+            raise KvferryError(f"there is room for {self.kv.capacity:,} tokens, not for {tokens} more")
+
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As RequestSession does."""
+        begin = len(self.history)
+        end = begin + keys.shape[1]
+        both = self.kv.keys[layer, 0], self.kv.values[layer, 0]
+        for side, new in zip(both, (keys, values), strict=True):
+            side[:, begin:end] = new
+        return both[0][:, :end], both[1][:, :end]
+
+    # --- what they share -----------------------------------------------------------------------------------------
+
+    def _positions(self) -> list[int]:
+        """Positions of the prompt without KV: blocks that lack it in some layer, and all behind the last block."""
+        there = {t for t in range(len(self.kv.tokens)) if all(self.kv.present(t, l) for l in range(self.kv.layers))}
+        return [n for n in range(len(self.ids)) if n // self.block not in there]
+
+    def _attended(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        end, begin = len(self.ids), int(self._read[0])
+        keys, values = self.kv.keys[layer, :, :, :end], self.kv.values[layer, :, :, :end]
+        mask = None
+        if begin + len(self._read) < end:
+            # Others lie between them.
+            mask = torch.arange(end, device=self._read.device) <= self._read[:, None]
+        elif begin:
+            mask = causal_lower_right(len(self._read), end)
+        return F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
