@@ -114,9 +114,12 @@ class _Again:
 
     def _power(self) -> None:
         """How far the power of decoding may be off, as far as it was measured: from memory, on one processor."""
+        spread = self._spread("energy", "power")
+        if spread is None:
+            return
         if self._scenario.workload.kind != "decode" or self._own.get("read_bytes") or self._offload is not None:
             self._not_known["energy"] = "power was measured of decoding from memory alone"
-        elif (spread := self._spread("power", "power")) is not None:
+        else:
             self._effects.append(effect_of_errors("power", dict.fromkeys(_ENERGY, spread.half_width)))
             self._evidence["power"] = spread.told
 

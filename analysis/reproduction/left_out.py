@@ -198,13 +198,16 @@ def left_out_rows(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...
 
 
 def held(found: Sequence[Mapping[str, Any]]) -> str:
-    """For users, what share of the rates lies in intervals, in all and by what they are of."""
-    counts = {task: _counts([one for one in found if one["of"] == task]) for task in get_args(Task)}
-    inside, told, without = _counts(found)
+    """For users, what share of the rates lies in intervals, in all and by what they are of; and what of papers' cells
+    that storage bounds does, where there are any."""
+    counts = {task: _counts([one for one in found if one["of"] == task]) for task in (*get_args(Task), "storage")}
+    cells, of_cells, _ = counts.pop("storage")
+    inside, told, without = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
     lacking = f"; {without} have none" if without else ""
     parts = ", ".join(f"{task} {n} of {of}" for task, (n, of, _) in counts.items() if of)
     share = f"{inside} of {told} rates ({inside / told:.0%})"
-    return f"{share} lie in intervals made without their device ({parts}){lacking}"
+    bound = f"; {cells} of {of_cells} cells bound by storage in intervals made without it" if of_cells else ""
+    return f"{share} lie in intervals made without their device ({parts}){lacking}{bound}"
 
 
 def _counts(found: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:

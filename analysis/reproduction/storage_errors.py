@@ -1,8 +1,10 @@
 """How far steps that storage bounds are off: printed cells whose method or model a fit of the profile left out."""
 
 import csv
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from kvferry.analysis.reproduction.left_out import Spread
 from kvferry.analysis.reproduction.measured_rates import RATES
@@ -23,3 +25,15 @@ def storage_spread(path: Path = STORAGE_ERRORS) -> Spread:
             if (share := float(row["share"])) >= _LEAST_SHARE:
                 by_storage.setdefault(row["storage"], []).append(float(row["log_error"]) / share)
     return Spread(by_storage, "steps bound by storage")
+
+
+def storage_coverage(by_storage: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """For each storage, as ``coverage`` has it for devices: how many of its cells lie in intervals that the others
+    make."""
+    found = []
+    for storage, errors in by_storage.items():
+        others = Spread({name: sizes for name, sizes in by_storage.items() if name != storage}, "")
+        inside = sum(abs(error) <= others.half_width() for error in errors)
+        counts = {"rows": len(errors), "inside": inside, "without_interval": 0}
+        found.append({"device": storage, "of": "storage", **counts, "median_factor": others.factor})
+    return found

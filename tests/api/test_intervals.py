@@ -61,9 +61,9 @@ def test_a_step_that_only_reads_is_off_by_what_its_bandwidth_is(known: dict[str,
     assert "ttft_s" not in found.intervals and "end_to_end_tokens_per_s" not in found.intervals
     told = found.envelope["evidence"]
     assert told["decoding"] == {"of": "made up", "devices": 4, "rows": 4, "factor": pytest.approx(exp(0.4))}
-    assert list(told["not_known"]) == ["power", "prefill"]
+    assert list(told["not_known"]) == ["energy", "prefill"]
     assert any(line.startswith("80 % intervals: made up: 4 rates of 4 devices") for line in found.remarks)
-    assert any(line.startswith("not in them: power, prefill") for line in found.remarks)
+    assert any(line.startswith("not in them: energy, prefill") for line in found.remarks)
     assert "80 % interval" in repr(found)
 
 
@@ -128,9 +128,9 @@ def test_without_evidence_it_says_so(known: dict[str, Spread | None]) -> None:
     known.clear()
     found = run(READING)
     assert found.envelope["intervals"] == {}
-    assert set(found.envelope["evidence"]["not_known"]) == {"power", "prefill", "decoding"}
+    assert set(found.envelope["evidence"]["not_known"]) == {"energy", "prefill", "decoding"}
     (line,) = [line for line in found.remarks if line.startswith("no intervals: ")]
-    assert line == "no intervals: power, prefill, decoding: measured on no device beside those of a fit"
+    assert line == "no intervals: energy, prefill, decoding: measured on no device beside those of a fit"
     assert "interval" not in repr(found)
     no_engine = run(LOADING)
     assert any("prefill: tiny names no engine" in line for line in no_engine.remarks)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvferry.analysis.reproduction.storage_errors import COLUMNS, STORAGE_ERRORS, storage_spread
+from kvferry.analysis.reproduction.left_out import held
+from kvferry.analysis.reproduction.storage_errors import COLUMNS, STORAGE_ERRORS, storage_coverage, storage_spread
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -21,6 +22,15 @@ def test_cells_that_storage_bounds_speak_with_all_of_the_error_laid_on_it(tmp_pa
     spread = storage_spread(path)
     assert spread.by_device == {"nvme": [pytest.approx(0.25)], "emmc": [-0.1]}
     assert spread.half_width() == pytest.approx(0.25)
+
+
+def test_coverage_of_a_storage_is_by_intervals_of_the_others() -> None:
+    """Of two others, the largest error; a does not lie in it."""
+    found = storage_coverage({"a": [0.5], "b": [0.2, -0.1], "c": [0.3]})
+    assert [(one["device"], one["inside"], one["rows"]) for one in found] == [("a", 0, 1), ("b", 2, 2), ("c", 1, 1)]
+    rate = {"device": "d", "of": "power", "rows": 2, "inside": 1, "without_interval": 0, "median_factor": 1.0}
+    said = "1 of 2 rates (50%) lie in intervals made without their device (power 1 of 2)"
+    assert held([rate, *found]) == f"{said}; 3 of 4 cells bound by storage in intervals made without it"
 
 
 def test_every_cell_that_reads_storage_is_kept_as_its_fit_left_it_out() -> None:
