@@ -18,7 +18,7 @@ IntervalsOf = Callable[[Scenario, Run], Mapping[str, Range]]
 # Before a figure's name: both ends of its interval.
 LEAST, MOST = "low_", "high_"
 # Figures that have such columns.
-_FIGURES = ("ttft_s", "throughput_tokens_per_s", *RATES, "tpot_s")
+_FIGURES = ("ttft_s", "throughput_tokens_per_s", *RATES, "tpot_s", "energy_j")
 # Tells users what the columns are.
 COLUMNS = f"{LEAST}... and {MOST}...: ends of 80 % intervals (docs/intervals.md)"
 

@@ -14,6 +14,7 @@ from kvferry.analysis.reproduction.left_out import coverage, left_out
 from kvferry.analysis.reproduction.paper import ExhibitSpec, OrderSpec, Paper, load_paper
 from kvferry.analysis.reproduction.rate_errors import errors_by_device
 from kvferry.analysis.reproduction.results import Key, Progress, Results, carry_out
+from kvferry.analysis.reproduction.storage_errors import storage_coverage, storage_spread
 from kvferry.analysis.reproduction.sustained import compared
 from kvferry.analysis.reproduction.verdict import hits, median_of, verdict_of
 from kvferry.system.whole_file import write_file
@@ -76,7 +77,11 @@ def report_of(paper: Paper, results: Results) -> Report:
 
 def _of_devices(cells: list[Report]) -> Report:
     """Errors by device, rates over time, and what intervals hold of rates of devices that were left out of the fits."""
-    return {"by_device": errors_by_device(cells), "sustained": compared(), "left_out": coverage(left_out())}
+    return {
+        "by_device": errors_by_device(cells),
+        "sustained": compared(),
+        "left_out": [*coverage(left_out()), *storage_coverage(storage_spread().by_device)],
+    }
 
 
 def _claim(paper: Paper, number: int, results: Results) -> Report:

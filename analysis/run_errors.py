@@ -23,6 +23,8 @@ _SPOKEN_OF: Mapping[str, tuple[str, ...]] = {
     "tpot_s": ("tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "block_s"),
     "throughput_tokens_per_s": ("throughput_tokens_per_s", "seconds_per_token"),
 }
+# Of a single part, an error says nothing of how parts differ.
+_LEAST_PARTS = 2
 # What the cells of papers speak of, which are rates of batches that decode.
 _OF_CELLS = ("throughput_tokens_per_s", "seconds_per_token", "decode_tokens_per_s", "tpot_s", "block_s")
 
@@ -36,9 +38,9 @@ def run_errors(device: DeviceSpec, headline: str) -> dict[str, Spread] | None:
     # Another engine is not the software that the paper's profile was fitted to.
     of_paper = headline == "throughput_tokens_per_s" and device.engine is None
     parts = _cells().get(device.name, {}) if of_paper else {}
-    if len(parts) < LEAST_DEVICES:
+    if len(parts) < _LEAST_PARTS:
         return None
-    about = f"{sum(map(len, parts.values()))} printed cells of {len(parts)} methods, each left out of the profile's fit"
+    about = f"{sum(map(len, parts.values()))} printed cells of {len(parts)} methods or models, each left out of the fit"
     return dict.fromkeys(_OF_CELLS, Spread(parts, about))
 
 

@@ -11,6 +11,7 @@ from kvferry.analysis.repeats import Metrics, Range
 RUNTIME = "runtime"
 # Decoding with weights that a CPU computes with beside the main processor.
 ON_CPU = "decoding on the CPU"
+STORAGE = "storage"
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,22 @@ def how_sure(evidence: Iterable[Mapping[str, Any]], systems: Iterable[str] = ())
 
 
 def _known(evidence: Mapping[str, Any]) -> Iterator[str]:
-    for what in ("prefill", "decoding", ON_CPU):
+    for what in ("prefill", "decoding", ON_CPU, "power", STORAGE):
         if what in evidence:
             one = evidence[what]
-            left_out = f"{one['rows']} rates of {one['devices']} devices that were left out of the fit"
+            rows, devices = one["rows"], one["devices"]
+            of_what = {
+                "power": f"{rows} measured on {devices} devices",
+                STORAGE: f"{rows} printed cells on {devices} storages, methods or models left out of the fit",
+            }.get(what, f"{rows} rates of {devices} devices that were left out of the fit")
             where = f"{what}: " if what == ON_CPU else ""
-            yield f"{where}{one['of']}: {left_out}, a factor of {one['factor']:.2f} up and down"
+            yield f"{where}{one['of']}: {of_what}, a factor of {one['factor']:.2f} up and down{_least(one)}"
     if RUNTIME in evidence:
         yield f"what it comes to on the known runtimes ({', '.join(evidence[RUNTIME]['over'])})"
     if "runs" in evidence:
-        yield f"errors of {evidence['runs']['of']}"
+        yield f"errors of {evidence['runs']['of']}{_least(evidence['runs'])}"
+
+
+def _least(of: Mapping[str, Any]) -> str:
+    """Says where an interval holds less than it should, as it was measured on too few."""
+    return f" (the largest error, which holds {of['devices']} of {of['devices'] + 1})" if "level" in of else ""

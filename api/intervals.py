@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from math import exp, log
+from math import log
 from typing import Any
 
 from kvferry.analysis.interval_columns import IntervalsOf
 from kvferry.analysis.intervals import Effect, effect_of_choices, effect_of_errors, effect_of_number
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.repeats import Metrics, Range
-from kvferry.analysis.reproduction.left_out import LEAST_DEVICES, LEVEL, By, Spread, known_spread
+from kvferry.analysis.reproduction.left_out import LEVEL, By, Spread, known_spread
+from kvferry.analysis.reproduction.storage_errors import storage_spread
 from kvferry.analysis.run_errors import STUDY, run_errors
-from kvferry.analysis.sureness import ON_CPU, RUNTIME, Sureness
+from kvferry.analysis.sureness import ON_CPU, RUNTIME, STORAGE, Sureness
 from kvferry.api.repeats import Watch, unwatched
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.runtimes import others, runtime_of
@@ -22,7 +23,7 @@ from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.engine_memory import offload_of
 from kvferry.policies.offload import Offload
 from kvferry.sim.costs.bound_by import bound_by
-from kvferry.sim.slowed import slowed
+from kvferry.sim.slowed import slowed, with_slowed_storage
 from kvferry.specs.offload import CPU
 from kvferry.specs.scenario import Scenario
 
@@ -31,6 +32,8 @@ _OF_DECODING = {"tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "decode_toke
 MOST_UNKNOWN = 0.5
 # The rate that the scenario measures.
 _OF_RATE = {"throughput_tokens_per_s", "seconds_per_token"}
+_RATES = {*_OF_RATE, "end_to_end_tokens_per_s"}
+_ENERGY = {"energy_j", "battery_percent_per_request"}
 
 
 def sureness_of(scenario: Scenario, run: Run, watch: Watch) -> Sureness | None:
@@ -74,19 +77,20 @@ class _Again:
     def sureness(self) -> Sureness:
         kind = self._scenario.workload.kind
         if self._runs():
-            prefill = False
+            pass
         elif kind == "assist":
-            prefill = False
             self._not_known["devices and cloud"] = "nothing says how far their figures are off together"
         else:
-            prefill = self._prefill()
+            if self._own.get("energy_j"):
+                self._power()
+            self._prefill()
             if kind in ("decode", "session"):
-                self._decoding(prefill)
+                self._decoding()
         if kind in ("decode", "session"):
-            self._runtime(prefill)
+            self._runtime()
         if kind == "decode" or (kind == "session" and self._reads):
             if "runs" not in self._evidence and self._own.get("read_bytes"):
-                self._path("storage", "errors of its profile are not known")
+                self._storage()
             if "runs" not in self._evidence and self._offload is not None and self._offload.spec.to == "host":
                 self._path("copies of weights", "errors of the copy path's rate are not known")
         return Sureness(self._own, tuple(self._effects), {**self._evidence, "not_known": self._not_known})
@@ -100,19 +104,29 @@ class _Again:
             here = {key: spread for key, spread in here.items() if key not in _OF_RATE}
         if not here:
             return False
-        factors = {key: exp(spread.half_width()) for key, spread in here.items()}
+        factors = {key: spread.factor for key, spread in here.items()}
         # Errors of one system say nothing of another's: each has its own sample.
         half_widths = {key: spread.half_width for key, spread in here.items()}
         self._effects.append(effect_of_errors(f"runs of {self._scenario.system}", half_widths))
-        self._evidence["runs"] = {"of": next(iter(here.values())).about, "factors": factors}
+        one = next(iter(here.values()))
+        self._evidence["runs"] = {**one.told, "factors": factors}
         return True
 
-    def _prefill(self) -> bool:
-        """Whether it is known how far prefill may be off."""
+    def _power(self) -> None:
+        """How far the power of decoding may be off, as far as it was measured: from memory, on one processor."""
+        spread = self._spread("energy", "power")
+        if spread is None:
+            return
+        if self._scenario.workload.kind != "decode" or self._own.get("read_bytes") or self._offload is not None:
+            self._not_known["energy"] = "power was measured of decoding from memory alone"
+        else:
+            self._effects.append(effect_of_errors("power", dict.fromkeys(_ENERGY, spread.half_width)))
+            self._evidence["power"] = spread.told
+
+    def _prefill(self) -> None:
         spread = self._spread("prefill", "prefill")
         if spread is not None:
-            self._add("prefill", spread, lambda key: _is_time(key) and not self._of_decoding(key))
-        return spread is not None
+            self._add("prefill", spread, lambda key: self._of_whole(key) and not self._of_decoding(key))
 
     @property
     def _reads(self) -> bool:
@@ -133,18 +147,17 @@ class _Again:
         workload = self._scenario.decode.workload
         return DecodeStep(1 if workload.batch == "max" else workload.batch, workload.context)
 
-    def _decoding(self, prefill: bool) -> None:
+    def _decoding(self) -> None:
         scenario, step = self._scenario, self._step
         device = scenario.device
         bound = bound_by(device.processors[device.main], scenario.model, step)
         spread = self._spread("decoding", bound)
-        speaks_of = lambda key: self._of_decoding(key) or (prefill and _is_time(key))  # noqa: E731
         if spread is not None:
-            self._add("decoding", spread, speaks_of)
+            self._add("decoding", spread, self._speaks_of)
         if self._offload is not None and self._offload.spec.to == "cpu":
             spread = self._spread(ON_CPU, "reading", CPU)
             if spread is not None:
-                self._add(ON_CPU, spread, speaks_of, CPU)
+                self._add(ON_CPU, spread, self._speaks_of, CPU)
 
     @cached_property
     def _offload(self) -> Offload | None:
@@ -158,24 +171,37 @@ class _Again:
             return None
         spread = known_spread(device.engine.name, device.processors[processor or device.main].kind, bound)
         if spread is None:
-            self._not_known[what] = f"measured on fewer than {LEAST_DEVICES} devices beside those of a fit"
+            self._not_known[what] = "measured on no device beside those of a fit"
         return spread
 
     def _add(self, what: str, spread: Spread, speaks_of: Callable[[str], bool], processor: str | None = None) -> None:
-        factor, part = exp(spread.half_width()), "prefill" if what == "prefill" else "decoding"
-        less, more = (
-            self._run(slowed(self._scenario, **{part: by}, processor=processor), what) for by in (1 / factor, factor)
-        )
+        part = "prefill" if what == "prefill" else "decoding"
+        self._both_ends(what, spread, speaks_of, lambda by: slowed(self._scenario, **{part: by}, processor=processor))
+
+    def _storage(self) -> None:
+        """How far reading from storage may be off, by cells of papers that it bounds."""
+        self._both_ends(STORAGE, storage_spread(), self._speaks_of, lambda by: with_slowed_storage(self._scenario, by))
+        if "decoding" not in self._evidence and self._shares.get(STORAGE, 0.0) < 1 - MOST_UNKNOWN:
+            self._not_known[STORAGE] = "what computes beside it is not known, and takes more than half of the time"
+            self._evidence.pop(STORAGE, None)
+            self._effects = [effect for effect in self._effects if effect.name != STORAGE]
+
+    def _both_ends(
+        self, what: str, spread: Spread, speaks_of: Callable[[str], bool], slower: Callable[[float], Scenario]
+    ) -> None:
+        """Carries the run out at both ends of what is known of something, which `slower` makes take so many times as
+        long."""
+        factor = spread.factor
+        less, more = (self._run(slower(by), what) for by in (1 / factor, factor))
         if less is not None and more is not None:
             effect = effect_of_number(what, self._own, less, more, spread.half_width, speaks_of)
             self._effects.append(effect)
-            counts = {"devices": len(spread.by_device), "rows": spread.rows}
-            self._evidence[what] = {"of": spread.about, **counts, "factor": factor}
+            self._evidence[what] = spread.told
             # All parts of a time as many times as long make it as many times as long: this is the part's share.
             if self._own.get("tpot_s") and more.get("tpot_s"):
                 self._shares[what] = log(more["tpot_s"] / self._own["tpot_s"]) / log(factor)
 
-    def _runtime(self, prefill: bool) -> None:
+    def _runtime(self) -> None:
         """Where it is only assumed what software takes, the other known runtimes that bound it are as likely."""
         found = {}
         for other in others(self._scenario):
@@ -188,8 +214,7 @@ class _Again:
             found[runtime.spec.name] = self._own
             self._evidence["runtime"] = {"over": sorted(found)}
             name = f"{RUNTIME}: {', '.join(sorted(found))}"
-            speaks_of = lambda key: self._of_decoding(key) or (prefill and _is_time(key))  # noqa: E731
-            self._effects.append(effect_of_choices(name, self._own, found, speaks_of))
+            self._effects.append(effect_of_choices(name, self._own, found, self._speaks_of))
             if tpot_s := self._own.get("tpot_s"):
                 self._shares[RUNTIME] = 1 - min(one["tpot_s"] for one in found.values()) / tpot_s
 
@@ -200,7 +225,7 @@ class _Again:
         if "decoding" in self._evidence and known < 1 - MOST_UNKNOWN:
             self._not_known[path] += ", and it takes more than half of the time"
             self._effects.clear()
-            for part in ("decoding", ON_CPU, RUNTIME):
+            for part in ("power", "prefill", "decoding", ON_CPU, STORAGE, RUNTIME):
                 self._evidence.pop(part, None)
 
     def _run(self, scenario: Scenario, what: str) -> Metrics | None:
@@ -213,6 +238,14 @@ class _Again:
 
     def _of_decoding(self, key: str) -> bool:
         return key in _OF_DECODING or (key in _OF_RATE and self._scenario.measure == "decode")
+
+    def _of_whole(self, key: str) -> bool:
+        """Whether prefill has a part in a figure, or may have one, as decoding does."""
+        return _is_time(key) or key in _RATES or (key in _ENERGY and "power" in self._evidence)
+
+    def _speaks_of(self, key: str) -> bool:
+        """Whether all is known that a figure which decoding has a part in rests on."""
+        return self._of_decoding(key) or ("prefill" in self._evidence and self._of_whole(key))
 
 
 def _is_time(key: str) -> bool:

@@ -4,7 +4,8 @@ python fits/dynakv.py grid tmp/grid.csv      # simulate every cell with every co
 python fits/dynakv.py fit tmp/grid.csv       # between them: the numbers that fit best, and every cell
 python fits/dynakv.py leave-out tmp/grid.csv # the same without some lengths or a model, errors on those left out
 python fits/dynakv.py slopes tmp/slopes.csv  # simulate every cell as the profile is, and with each number a step away
-python fits/dynakv.py each-out tmp/slopes.csv # the fit without each cell and each model, by these slopes
+python fits/dynakv.py each-out tmp/slopes.csv # the fit without each cell and each model, by these slopes; by model it
+                                             # is kept in analysis/papers/dynakv/left_out.csv
 
 Free are numbers of the hardware, see LEVELS, and none of a system or workload. Clusters change alike whatever the
 hardware, so that a cell's latency is a smooth function of few numbers: its logarithm is interpolated, by parabolas in
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from joblib import Parallel, delayed
+from rounds import write_left_out
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.run import run_scenario
@@ -201,6 +203,7 @@ def each_out(everything: Sequence[Cell], path: Path) -> None:
     axes = [np.linspace(-np.log(2), np.log(2), 41)] * len(steps)
     points = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])
     at_s = np.exp(log_s[:, None] + slopes @ points)
+    kept: list[tuple[str, str, float]] = []
     single = {f"{cell.model} {cell.length}": (lambda one, cell=cell: one == cell) for cell in everything}
     for what, left_out in {"nothing": lambda one: False, **single, **{m: of_model(m) for m in MODELS}}.items():
         out = np.array([left_out(cell) for cell in everything])
@@ -209,6 +212,10 @@ def each_out(everything: Sequence[Cell], path: Path) -> None:
         found = errors(printed_s, at_s[:, place])
         there = ", ".join(f"{error:+.1%}" for error in found[out])
         tell(f"without {what} ({numbers}), there {there or 'nothing'}; elsewhere", found[~out])
+        if what in MODELS:
+            pairs = zip(everything, found, strict=True)
+            kept += [(what, str(cell.length), -np.log1p(error)) for cell, error in pairs if cell.model == what]
+    write_left_out(PRINTED.with_name("left_out.csv"), load_scenario("dynakv/latency").device.name, kept)
 
 
 def main() -> None:

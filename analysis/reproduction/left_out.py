@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from pydantic import ValidationError
@@ -18,10 +18,13 @@ from kvferry.specs.errors import InputError
 LEFT_OUT = RATES.with_name("left_out.csv")
 # The share of figures that an interval is to hold.
 LEVEL = 0.8
-# Of fewer devices, not even the largest error holds that share of what a further one would show.
+# Of fewer devices, not even the largest error holds that share of what a further one would show: where there are no
+# more, an interval is as wide as that, and says so.
 LEAST_DEVICES = 4
 
-By = Literal["reading", "arithmetic", "fixed costs", "prefill"]
+# What a rate is bound by; prefill and the power of decoding stand by themselves.
+By = Literal["reading", "arithmetic", "fixed costs", "prefill", "power"]
+Task = Literal["decoding", "prefill", "power"]
 
 
 class LeftOutRate(Spec):
@@ -30,7 +33,7 @@ class LeftOutRate(Spec):
     was left out; where that changes nothing, there is no such row. ``log_error``: logarithm of the measured time over
     ours; None: without both, no row was left to fit on."""
 
-    metric: Measured
+    metric: Measured | Literal["power"]
     case: str
     device: str
     engine: str
@@ -78,6 +81,23 @@ class Spread:
     def rows(self) -> int:
         return sum(map(len, self.by_device.values()))
 
+    @property
+    def level(self) -> float:
+        """What an interval holds: ``LEVEL``, or what the largest error of too few devices does, n of n + 1."""
+        devices = len(self.by_device)
+        return LEVEL if devices >= LEAST_DEVICES else devices / (devices + 1)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """For results, what it is made from, and what its interval holds where that is less than usual."""
+        less = {} if self.level == LEVEL else {"level": self.level}
+        return {"of": self.about, "devices": len(self.by_device), "rows": self.rows, "factor": self.factor, **less}
+
+    @property
+    def factor(self) -> float:
+        """From the middle of an interval to its ends."""
+        return float(np.exp(self.half_width()))
+
     def half_width(self, level: float = LEVEL) -> float:
         """The size below which an error of a further device lies with this chance: of n devices with a row each, the
         k-th size has the chance k / (n + 1)."""
@@ -86,31 +106,41 @@ class Spread:
         order, devices = np.argsort(sizes, kind="stable"), len(self.by_device)
         sizes, weights = sizes[order], weights[order]
         chances = (np.cumsum(weights) - weights / 2 + 0.5) / (devices + 1)
+        if devices < LEAST_DEVICES:
+            chances = np.minimum(chances, self.level)
         # No error at all has no chance.
         return float(np.interp(level, [0.0, *chances], [0.0, *sizes]))
 
 
 def spread_of(rates: Iterable[tuple[LeftOutRate, float]], engine: str, kind: str, bound_by: By) -> Spread | None:
     """Returns the errors that speak of an engine on a kind of processor, where a step is bound by this: its own, those
-    of any engine on the kind, those on any kind, or all of decoding: the first of them that are of enough devices.
-    None: there are not enough. `rates`: rows of one left-out device each, with their errors."""
-    prefill = bound_by == "prefill"
-    of_task = [(rate, error) for rate, error in rates if (rate.bound_by == "prefill") == prefill]
-    what = "prefill" if prefill else f"decoding bound by {bound_by}"
+    of any engine on the kind, those on any kind, or all of its task: the first of them that are of enough devices; the
+    last ones where none are. None: there are none at all. `rates`: rows of one left-out device each, with their
+    errors."""
+    task = task_of(bound_by)
+    of_task = [(rate, error) for rate, error in rates if task_of(rate.bound_by) == task]
+    what = f"decoding bound by {bound_by}" if task == "decoding" else task
     choices: list[tuple[str, Callable[[LeftOutRate], bool]]] = [
         (f"{what}, {engine} on a {kind}", lambda r: (r.engine, r.kind, r.bound_by) == (engine, kind, bound_by)),
         (f"{what}, any engine on a {kind}", lambda r: (r.kind, r.bound_by) == (kind, bound_by)),
         (f"{what}, any engine", lambda r: r.bound_by == bound_by),
-        ("prefill" if prefill else "decoding, any engine", lambda r: True),
+        ("power while decoding" if task == "power" else f"{task}, any engine", lambda r: True),
     ]
+    found = None
     for about, fits in choices:
         by_device: dict[str, list[float]] = {}
         for rate, error in of_task:
             if fits(rate):
                 by_device.setdefault(rate.device, []).append(error)
+        found = Spread(by_device, about) if by_device else None
         if len(by_device) >= LEAST_DEVICES:
-            return Spread(by_device, about)
-    return None
+            break
+    return found
+
+
+def task_of(bound_by: By) -> Task:
+    """Returns of what a rate is whose errors speak of each other."""
+    return bound_by if bound_by in ("prefill", "power") else "decoding"
 
 
 def known_spread(engine: str, kind: str, bound_by: By) -> Spread | None:
@@ -129,23 +159,24 @@ def _without(rates: Iterable[LeftOutRate], device: str) -> list[tuple[LeftOutRat
 
 
 def coverage(rates: Sequence[LeftOutRate]) -> list[dict[str, Any]]:
-    """For each device: rows, how many of them lie in intervals that are made without it, how many have none, and the
-    median of the factor from the middle of an interval to its end."""
+    """For each device and task: rows, how many of them lie in intervals that are made without it, how many have none,
+    and the median of the factor from the middle of an interval to its end."""
     found = []
-    for device in dict.fromkeys(rate.device for rate in rates):
+    for device, task in dict.fromkeys((rate.device, task_of(rate.bound_by)) for rate in rates):
         others, inside, factors, rows = _without(rates, device), 0, [], 0
         for rate in rates:
-            if rate.device != device or rate.also_without or rate.log_error is None:
+            of_this = (rate.device, task_of(rate.bound_by)) == (device, task)
+            if not of_this or rate.also_without or rate.log_error is None:
                 continue
             rows += 1
             spread = spread_of(others, rate.engine, rate.kind, rate.predicted_by)
             if spread is not None:
-                half = spread.half_width()
-                inside += abs(rate.log_error) <= half
-                factors.append(float(np.exp(half)))
+                inside += abs(rate.log_error) <= spread.half_width()
+                factors.append(spread.factor)
         found.append(
             {
                 "device": device,
+                "of": task,
                 "rows": rows,
                 "inside": int(inside),
                 "without_interval": rows - len(factors),
@@ -156,19 +187,30 @@ def coverage(rates: Sequence[LeftOutRate]) -> list[dict[str, Any]]:
 
 
 # The headings of ``left_out_rows``.
-HEADINGS = ("left out of the fit", "rates", "in the interval", "without one", "factor to its ends")
+HEADINGS = ("left out of the fit", "of", "rates", "in the interval", "without one", "factor to its ends")
 
 
 def left_out_rows(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Yields what ``coverage`` found, as text: a row per device."""
     for one in found:
         counts = (str(one[key]) for key in ("rows", "inside", "without_interval"))
-        yield one["device"], *counts, f"{one['median_factor']:.2f}" if one["median_factor"] else "-"
+        yield one["device"], one["of"], *counts, f"{one['median_factor']:.2f}" if one["median_factor"] else "-"
 
 
 def held(found: Sequence[Mapping[str, Any]]) -> str:
-    """For users, what share of the rates lies in intervals."""
-    rows, without = sum(one["rows"] for one in found), sum(one["without_interval"] for one in found)
-    inside, told = sum(one["inside"] for one in found), rows - without
+    """For users, what share of the rates lies in intervals, in all and by what they are of; and what of papers' cells
+    that storage bounds does, where there are any."""
+    counts = {task: _counts([one for one in found if one["of"] == task]) for task in (*get_args(Task), "storage")}
+    cells, of_cells, _ = counts.pop("storage")
+    inside, told, without = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
     lacking = f"; {without} have none" if without else ""
-    return f"{inside} of {told} rates ({inside / told:.0%}) lie in intervals made without their device{lacking}"
+    parts = ", ".join(f"{task} {n} of {of}" for task, (n, of, _) in counts.items() if of)
+    share = f"{inside} of {told} rates ({inside / told:.0%})"
+    bound = f"; {cells} of {of_cells} cells bound by storage in intervals made without it" if of_cells else ""
+    return f"{share} lie in intervals made without their device ({parts}){lacking}{bound}"
+
+
+def _counts(found: Sequence[Mapping[str, Any]]) -> tuple[int, int, int]:
+    """How many rates lie in intervals, have one, and have none."""
+    inside, rows, without = (sum(one[key] for one in found) for key in ("inside", "rows", "without_interval"))
+    return inside, rows - without, without

@@ -4,7 +4,7 @@ import csv
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -15,6 +15,8 @@ from kvferry.specs.units import Count
 
 RATES = Path(__file__).resolve().parents[1] / "papers" / "devices" / "rates.csv"
 Measured = Literal["decode", "prefill", "first_token"]
+POWER = RATES.with_name("power.csv")
+Row = TypeVar("Row", bound=Spec)
 
 
 class MeasuredRate(Spec):
@@ -64,19 +66,52 @@ class MeasuredRate(Spec):
         return {**key, "metric": metric, "printed": printed, "fitted": self.fitted}
 
 
+class MeasuredPower(Spec):
+    """What was drawn while one request was decoded. ``of``: what drew it; ``note``: where and how."""
+
+    device: str
+    engine: str
+    model: str
+    weights: str
+    context_tokens: Count = Field(ge=1)
+    of: Literal["device", "processor"]
+    watts: float = Field(gt=0)
+    note: str = ""
+    source: str
+
+    @property
+    def case(self) -> str:
+        return f"{self.device} {self.engine} {self.model} {self.weights}"
+
+    def overrides(self, decoded: int) -> list[str]:
+        """What the row says, as ``load_scenario`` takes it for the scenario ``decode``."""
+        settings = {"device": self.device, "engine": self.engine, "model": self.model}
+        settings |= {"precision.weights": self.weights, "workload.context": str(self.context_tokens)}
+        return [f"{key}={value}" for key, value in {**settings, "workload.output": str(decoded)}.items()]
+
+
+def measured_powers(path: Path = POWER) -> tuple[MeasuredPower, ...]:
+    """All rows of a file of powers. Raises InputError, with file and line, for one that is none."""
+    return _read(path, MeasuredPower)
+
+
 def measured_rates(path: Path = RATES) -> tuple[MeasuredRate, ...]:
     """All rows of a file. Raises InputError, with file and line, for one that is none."""
+    return _read(path, MeasuredRate)
+
+
+def _read(path: Path, kind: type[Row]) -> tuple[Row, ...]:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    rates = []
+    found = []
     for line, row in enumerate(rows, start=2):
         try:
-            rates.append(MeasuredRate.model_validate(row))
+            found.append(kind.model_validate(row))
         except ValidationError as error:
             first = error.errors()[0]
             where, came = ".".join(map(str, first["loc"])), f"{first['input']!r:.60}"
             raise InputError(f"{path.name}:{line}: {where}: {rule_of(first)}; what came is {came}") from None
-    return tuple(rates)
+    return tuple(found)
 
 
 def named_by_case(rates: Iterable[MeasuredRate]) -> dict[str, MeasuredRate]:

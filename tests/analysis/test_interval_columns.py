@@ -48,6 +48,15 @@ def test_a_sweeps_points_have_the_intervals_of_single_runs(study: Path) -> None:
     assert COLUMNS.split(":")[0] in shown.stdout
 
 
+def test_asked_for_a_sweeps_points_have_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(yaml.safe_dump({"name": "m", "base": "decode", "axes": {"device": ["rtx-4060"]}}))
+    (point,) = kvferry.sweep("study.yaml", output="out", jobs=1, intervals=True).points.to_dict("records")
+    intervals = kvferry.run("decode", {"device": "rtx-4060"}).intervals
+    for key in ("ttft_s", "tpot_s", "decode_tokens_per_s", "end_to_end_tokens_per_s", "energy_j"):
+        assert (point[f"low_{key}"], point[f"high_{key}"]) == pytest.approx(intervals[key]), key
+
+
 def test_they_can_be_left_out(study: Path) -> None:
     shown = CliRunner().invoke(app, ["sweep", str(study), "-o", "out", "--jobs", "1", "--no-intervals", "--no-plots"])
     assert shown.exit_code == 0, shown.output

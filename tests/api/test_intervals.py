@@ -43,9 +43,10 @@ RATES = Spread({"a": [0.1], "b": [-0.2], "c": [0.3], "d": [0.4]}, "made up")
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spread | None]:
-    """What left-out devices say, by what a step is bound by."""
+    """What left-out devices say, by what a step is bound by; of storage, what cells of papers say."""
     found: dict[str, Spread | None] = {"reading": RATES}
     monkeypatch.setattr(api, "known_spread", lambda engine, kind, by: found.get(by))
+    monkeypatch.setattr(api, "storage_spread", lambda: found["storage"])
     return found
 
 
@@ -60,9 +61,9 @@ def test_a_step_that_only_reads_is_off_by_what_its_bandwidth_is(known: dict[str,
     assert "ttft_s" not in found.intervals and "end_to_end_tokens_per_s" not in found.intervals
     told = found.envelope["evidence"]
     assert told["decoding"] == {"of": "made up", "devices": 4, "rows": 4, "factor": pytest.approx(exp(0.4))}
-    assert list(told["not_known"]) == ["prefill"]
+    assert list(told["not_known"]) == ["energy", "prefill"]
     assert any(line.startswith("80 % intervals: made up: 4 rates of 4 devices") for line in found.remarks)
-    assert any(line.startswith("not in them: prefill") for line in found.remarks)
+    assert any(line.startswith("not in them: energy, prefill") for line in found.remarks)
     assert "80 % interval" in repr(found)
 
 
@@ -76,12 +77,42 @@ def test_nothing_reads_faster_than_all_of_the_bandwidth(known: dict[str, Spread 
 
 
 def test_with_rates_of_prefill_the_first_token_has_an_interval(known: dict[str, Spread | None]) -> None:
-    known["prefill"] = RATES
-    for described in (READING, changed(LOADING, system="local-prefill", device=READING["device"])):
+    known["prefill"] = known["power"] = RATES
+    loading = changed(LOADING, system="local-prefill", device=READING["device"])
+    for described, lacking in (
+        (READING, {}),
+        (loading, {"energy": "power was measured of decoding from memory alone"}),
+    ):
         found = run(described)
         low, high = found.intervals["ttft_s"]
         assert low < found.metrics["ttft_s"] < high
-        assert found.envelope["evidence"]["not_known"] == {}
+        assert found.envelope["evidence"]["not_known"] == lacking
+
+
+def test_a_rate_with_prefill_has_an_interval_of_both_parts(known: dict[str, Spread | None]) -> None:
+    """Prefill that is known exactly leaves what decoding makes of the whole; what is not known leaves no interval."""
+    assert "end_to_end_tokens_per_s" not in run(READING).intervals
+    known["prefill"] = Spread({name: [1e-9] for name in "abcd"}, "made up")
+    found = run(READING)
+    ends = [
+        run(api.slowed(found.scenario, decoding=exp(by)), intervals=False).metrics["end_to_end_tokens_per_s"]
+        for by in (0.4, -0.4)
+    ]
+    assert found.intervals["end_to_end_tokens_per_s"] == pytest.approx(tuple(ends), rel=1e-6)
+
+
+def test_energy_is_off_by_what_power_and_time_are(known: dict[str, Spread | None]) -> None:
+    """Power alone: a factor, whatever the run. With the time of decoding, both ends lie further out, and less far than
+    both factors together."""
+    known |= {"prefill": Spread({name: [1e-9] for name in "abcd"}, "made up"), "reading": None, "power": RATES}
+    power = run(READING)
+    joules = power.metrics["energy_j"]
+    assert power.intervals["energy_j"] == pytest.approx((joules / exp(0.4), joules * exp(0.4)), rel=1e-6)
+    known["reading"] = RATES
+    low, high = run(READING).intervals["energy_j"]
+    assert joules / exp(0.8) < low < joules / exp(0.4) < joules * exp(0.4) < high < joules * exp(0.8)
+    known["power"] = None
+    assert "energy_j" not in run(READING).intervals, "its time alone says little"
 
 
 def test_equal_runs_are_equal_bytes_and_the_flag_leaves_the_rest_as_it_is(known: dict[str, Spread | None]) -> None:
@@ -97,12 +128,12 @@ def test_without_evidence_it_says_so(known: dict[str, Spread | None]) -> None:
     known.clear()
     found = run(READING)
     assert found.envelope["intervals"] == {}
-    assert set(found.envelope["evidence"]["not_known"]) == {"prefill", "decoding"}
+    assert set(found.envelope["evidence"]["not_known"]) == {"energy", "prefill", "decoding"}
     (line,) = [line for line in found.remarks if line.startswith("no intervals: ")]
-    assert line == "no intervals: prefill, decoding: measured on fewer than 4 devices beside those of a fit"
+    assert line == "no intervals: energy, prefill, decoding: measured on no device beside those of a fit"
     assert "interval" not in repr(found)
     no_engine = run(LOADING)
-    assert any("no intervals: prefill: tiny names no engine" in line for line in no_engine.remarks)
+    assert any("prefill: tiny names no engine" in line for line in no_engine.remarks)
 
 
 def test_both_systems_meet_the_same_samples(known: dict[str, Spread | None]) -> None:
@@ -149,7 +180,7 @@ def test_a_profile_of_a_paper_has_the_errors_of_methods_that_were_left_out() -> 
     found = run("kvswap/throughput", {"workload.batch": 1, "workload.decoded": 8, "workload.context": 2048})
     low, high = found.intervals["decode_tokens_per_s"]
     assert low < found.metrics["decode_tokens_per_s"] < high
-    assert "each left out of the profile's fit" in found.envelope["evidence"]["runs"]["of"]
+    assert "methods or models, each left out of the fit" in found.envelope["evidence"]["runs"]["of"]
     assert "ttft_s" not in found.intervals
 
 
@@ -158,7 +189,7 @@ def test_the_ends_are_what_a_run_on_such_a_device_comes_to(
     storage: dict[str, str], known: dict[str, Spread | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """KV on storage: whether reading it or computing decides may differ from end to end."""
-    monkeypatch.setattr(api, "MOST_UNKNOWN", 1.0)
+    known["storage"] = Spread({name: [1e-9] for name in "abcd"}, "known exactly")
     device = {**DECODING["device"], "engine": READING["device"]["engine"], "storage": storage}
     known.update({"arithmetic": RATES, "fixed costs": RATES})
     found: Result = run(changed(DECODING, device=device), {"runtime": "ideal"})
@@ -166,17 +197,38 @@ def test_the_ends_are_what_a_run_on_such_a_device_comes_to(
     for factor in (exp(-0.4), exp(0.4)):
         there = api.slowed(found.scenario, decoding=factor)
         ends.append(run(there, intervals=False).metrics["tpot_s"])
-    assert found.intervals["tpot_s"] == pytest.approx(tuple(ends))
+    assert found.intervals["tpot_s"] == pytest.approx(tuple(ends), rel=1e-6)
 
 
-def test_where_storage_takes_most_of_the_time_nothing_is_sure(known: dict[str, Spread | None]) -> None:
-    """How much faster or slower the processor is makes no difference then: an interval would be a boast."""
-    known.update({"arithmetic": RATES, "fixed costs": RATES})
-    device = {**DECODING["device"], "engine": READING["device"]["engine"]}
+def test_where_storage_takes_all_of_the_time_a_step_is_off_by_what_storage_is(known: dict[str, Spread | None]) -> None:
+    """Of three storages, the largest error, which holds three of a further four: 0.3."""
+    known |= dict.fromkeys(("reading", "arithmetic", "fixed costs"), Spread({n: [1e-9] for n in "abcd"}, "exact"))
+    known["storage"] = Spread({"a": [0.1, 0.3], "b": [0.2], "c": [-0.1]}, "steps of papers")
+    slow = {"bytes_per_s": "100 kB/s", "latency_s": "10 ms"}
+    device = {**DECODING["device"], "engine": READING["device"]["engine"], "storage": slow}
     found = run(changed(DECODING, device=device), {"runtime": "ideal"})
+    # No plain rate is ever faster than the profile says; latency is.
+    slower = run(api.with_slowed_storage(found.scenario, exp(0.3)), intervals=False).metrics["tpot_s"]
+    faster = run(api.with_slowed_storage(found.scenario, exp(-0.3)), intervals=False).metrics["tpot_s"]
+    tpot_s = found.metrics["tpot_s"]
+    assert found.intervals["tpot_s"] == pytest.approx((faster, slower), rel=1e-6)
+    assert slower == pytest.approx(tpot_s * exp(0.3), rel=0.01) and tpot_s / exp(0.3) < faster < tpot_s
+    told = found.envelope["evidence"]["storage"]
+    assert told == {"of": "steps of papers", "devices": 3, "rows": 4, "factor": pytest.approx(exp(0.3)), "level": 0.75}
+    assert any("(the largest error, which holds 3 of 4)" in line for line in found.remarks)
+
+
+def test_storage_alone_is_no_interval_where_computing_takes_most(known: dict[str, Spread | None]) -> None:
+    """It is known how far reading is off, and not how far the rest is, which is more than half."""
+    known |= {"reading": None, "storage": RATES}
+    device = {**DECODING["device"], "engine": READING["device"]["engine"]}
+    fast = {"bytes_per_s": "50 GB/s", "latency_s": "1 ns"}
+    found = run(changed(DECODING, device={**device, "storage": fast}), {"runtime": "ideal"})
     assert found.intervals == {}
-    assert found.envelope["evidence"]["not_known"]["storage"].endswith("it takes more than half of the time")
-    assert "decoding" not in found.envelope["evidence"]
+    assert found.envelope["evidence"]["not_known"]["storage"].endswith("takes more than half of the time")
+    slow = {"bytes_per_s": "100 kB/s", "latency_s": "10 ms"}
+    found = run(changed(DECODING, device={**device, "storage": slow}), {"runtime": "ideal"})
+    assert "tpot_s" in found.intervals and "storage" in found.envelope["evidence"]
 
 
 @pytest.fixture
