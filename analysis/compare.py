@@ -176,8 +176,8 @@ def compare_bars(
         axis.locator_params(axis="x", nbins=5)
         # Room for the figures written behind the bars.
         reach = [bar.get_x() + bar.get_width() for bar in axis.patches]
-        reach += [high for _, high in ends.values()] if axis is left else []
-        axis.set_xlim(0, (1.6 if axis is left and ends else 1.3) * max(reach, default=1.0))
+        reach += [float(max(line.get_xdata())) for line in axis.lines]
+        axis.set_xlim(0, (1.6 if axis.lines else 1.3) * max(reach, default=1.0))
     return figure
 
 

@@ -166,7 +166,8 @@ FIGURES: dict[str, Figure] = {
     "lost_share": Figure(
         "requests let down",
         "low",
-        "share with which something went wrong in the cloud, or one of its tokens came behind the device's own",
+        "share with which something went wrong in the cloud, or one of its tokens came behind the device's own; one "
+        "that is late and still comes first is in the largest gap alone",
     ),
     "corrected_tokens": Figure(
         "tokens corrected", None, "cloud's tokens where the device's model would have said another; mean"

@@ -20,7 +20,8 @@ from kvferry.system.whole_file import write_file
 
 
 def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
-    """{"search", "points", "solutions", "objectives", "constraints", "sampler", "seed", "seeds", "front", "others"}.
+    """{"search", "points", "distinct", "solutions", "objectives", "constraints", "sampler", "seed", "seeds", "front",
+    "others"}.
 
     "front" has the points that no other solution beats in every objective, sorted by the first one, the earliest of
     equal ones alone: "point" (its number, from 0), "settings", "figures" (with "intervals" where points have these) and
@@ -36,6 +37,7 @@ def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
     return {
         "search": search.name,
         "points": len(tried),
+        "distinct": distinct_points(tried),
         "solutions": len(solutions),
         "objectives": [
             {"metric": one.metric, "better": "low" if is_lower else "high"}
@@ -58,6 +60,11 @@ def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
         ],
         "others": dict(sorted(Counter(_reason(one) for one in tried if one.why is not None).items())),
     }
+
+
+def distinct_points(tried: Sequence[Tried]) -> int:
+    """How many of the points differ: a sampler may choose one again, which is not run again."""
+    return len({tuple(sorted((key, repr(value)) for key, value in one.settings.items())) for one in tried})
 
 
 def write_result(search: Search, tried: Sequence[Tried], folder: Path, plots: bool = True) -> tuple[Path, list[Path]]:
@@ -91,7 +98,9 @@ def _picture(search: Search, tried: Sequence[Tried], result: dict[str, Any]) -> 
     axes = [axis_of(one, one, False, of_devices=of_devices, figure=whole_name(one, scenarios)) for one in metrics]
     title = search.name + devices_of(scenarios)
     solutions, front, lower = _solutions(search, tried)
-    note = f"{len(solutions):,} of {len(tried):,} points keep every constraint"
+    distinct = distinct_points(tried)
+    again = f" ({distinct:,} distinct)" if distinct < len(tried) else ""
+    note = f"{len(solutions):,} of {len(tried):,} points{again} keep every constraint"
     if search.seeds:
         note += f"; medians over {len(search.seeds)} seeds"
     if len(metrics) == 1:

@@ -86,8 +86,9 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios:
     from kvferry.cli.table import print_table
 
     what = ", ".join(f"{n:,} {reason}" for reason, n in result["others"].items())
+    again = f" ({result['distinct']:,} distinct)" if result["distinct"] < result["points"] else ""
     print(
-        f"{result['search']}: {result['points']:,} points, {result['solutions']:,} of them solutions"
+        f"{result['search']}: {result['points']:,} points{again}, {result['solutions']:,} of them solutions"
         f"{f' ({what})' if what else ''}; {n_new:,} scenarios run now"
     )
     front = result["front"]

@@ -369,6 +369,12 @@ def test_a_system_that_cannot_be_told_from_a_better_one_is_marked_as_in_the_tabl
     assert compare_bars(metrics, ranked_by=metric).axes[0].get_title(loc="right") == ""
 
 
+def test_a_95th_percentile_far_beyond_the_mean_lies_on_the_axis_with_its_figure() -> None:
+    left, _ = panels(compare_bars({"flash": {"ttft_s": 1.0, "ttft_p95_s": 9.0, "requests": 20}}))
+    assert max(left.texts[-1].xy[0], *(max(line.get_xdata()) for line in left.lines)) == 9.0
+    assert left.get_xlim()[1] > 12
+
+
 def test_a_system_that_did_not_run_has_its_outcome_in_place_of_bars() -> None:
     found = {"fast": {"ttft_s": 1.0, "energy_j": 2.0}, "real": {"ttft_s": 2.0}, "large": {}}
     left, right = panels(compare_bars(found, outcomes={"large": "out_of_memory"}))

@@ -237,6 +237,17 @@ def test_the_command(call: Call) -> None:
     assert call("search", "serach.yaml")[0] == 2
 
 
+def test_points_of_a_small_space_that_come_again_are_said_and_not_run_again(call: Call) -> None:
+    small = SEARCH.replace("{from: 1 ms, to: 100 ms, log: true}", "[4 ms]").replace(
+        "[1Ki, 2Ki, 4Ki, 8Ki]", "[1Ki, 4Ki]"
+    )
+    Path("search.yaml").write_text(small.replace("points: 24", "points: 12"))
+    code, out, _ = call("search", "search.yaml", "-j", "1")
+    assert code == 0
+    assert out.startswith("search: 12 points (2 distinct), ") and "2 scenarios run now" in out
+    assert json.loads(Path("runs/search/search.json").read_text())["distinct"] == len(read_points(Path("runs/search")))
+
+
 def test_the_search_in_the_docs_is_one() -> None:
     text = (Path(__file__).parents[2] / "docs" / "search.md").read_text()
     search = written(text.split("```yaml\n")[1].split("```")[0])
