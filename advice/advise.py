@@ -169,9 +169,12 @@ def answer(
                 lambda: write_study(found, every, statements.fit, folder, progress, goes_on, executor),
                 "while its pictures were drawn",
             )
-        told = lambda: replace(found, interrupted=work.interrupted, ended_by=work.ended_by)  # noqa: E731
+
+        def told() -> Answer:
+            return replace(found, interrupted=work.interrupted, ended_by=work.ended_by)
+
         work.finish(lambda: write_answer(told(), folder))
-        found = told()
+        return told()
     return found
 
 

@@ -42,6 +42,19 @@ def test_what_files_may_have() -> None:
     )
 
 
+def test_what_headers_and_conversations_may_have() -> None:
+    from kvferry.scenarios import gguf_file
+    from kvferry.specs import session
+
+    text = PAGE.read_text().replace("\n  ", " ")
+    assert (
+        f"GGUF: {gguf_file.MOST_KEYS:,} keys, {gguf_file.MOST_TENSORS:,} tensors, {gguf_file.MOST_ENTRIES:,} " in text
+    )
+    assert bounds()["blocks of conversations"] == (
+        f"{session.MOST_BLOCKS_PER_TURN:,} of a turn, {session.MOST_BLOCKS_PER_RUN:,} of all, with and without answers"
+    )
+
+
 @pytest.mark.torch
 def test_what_servers_take() -> None:
     pytest.importorskip("uvicorn")

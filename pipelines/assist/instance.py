@@ -293,7 +293,8 @@ class Instance:
         """Whole prompts that are prefilled in the same pass as the rest of this one."""
         if not self._serving.batched_prefill or self._running or piece.tokens < prompt.left:
             return []
-        found, room = [], self._serving.alone_tokens - int(piece.tokens)
+        found: list[Prompt] = []
+        room = self._serving.alone_tokens - int(piece.tokens)
         while (other := self._next_prompt(room, (prompt, *found))) is not None:
             found.append(other)
             room -= other.left
