@@ -47,7 +47,8 @@ def schema(kind: str = "scenario") -> dict[str, Any]:
         return file_schema(named, core, list(_alone()))
     found = _VARYING[kind].model_json_schema(by_alias=True)
     parts = {**found.pop("$defs", {}), **definitions(core)}
-    parts["Axes"] = axes_schema(parts, "Scenario.part", RANGE)
+    parts["Range"] = RANGE
+    parts["Axes"] = axes_schema(parts, "Scenario.part", {"$ref": "#/$defs/Range"})
     axes, properties = {"$ref": "#/$defs/Axes"}, found["properties"]
     # What the axes vary need not stand in the base.
     properties["base"] = {"anyOf": [named_file("scenario"), {"$ref": "#/$defs/Scenario.part"}]}
@@ -80,11 +81,12 @@ def _with_names(core: dict[str, Any]) -> dict[str, Any]:
     properties, parts = core["properties"], core["$defs"]
     rules = []
     for kind, workload in WORKLOADS.items():
-        parts[f"{POLICIES}.{kind}"] = _policies(united(one.policy_schemas for one in workload.systems.values()))
+        known = {name: system.policy_schemas for name, system in workload.systems.items()}
+        parts[f"{POLICIES}.{kind}"] = _policies(united(known.values()))
         said = _of_systems(workload.systems, {"$ref": f"#/$defs/{POLICIES}.{kind}"})
         rules.append({"if": of_workload(kind), "then": {"properties": said}})
-        for name, system in workload.systems.items():
-            rules += _of_system(name, system, parts[f"{POLICIES}.{kind}"]["properties"])
+        for name, own in known.items():
+            rules += _of_system(name, own, parts[f"{POLICIES}.{kind}"]["properties"])
     every = {name: one for kind in WORKLOADS.values() for name, one in kind.systems.items()}
     of_any = united(parts[f"{POLICIES}.{kind}"]["properties"] for kind in WORKLOADS)
     core["allOf"] = rules
@@ -115,9 +117,8 @@ def _of_systems(systems: Mapping[str, System], policies: Schema) -> dict[str, Sc
     return {"system": {"enum": list(systems)}, "policies": policies, "system_policies": named}
 
 
-def _of_system(name: str, system: System, of_its_kind: Mapping[str, Schema]) -> Iterator[Schema]:
-    """What holds for the policies of one system, beside what holds for all of its kind."""
-    known = system.policy_schemas
+def _of_system(name: str, known: Mapping[str, Schema], of_its_kind: Mapping[str, Schema]) -> Iterator[Schema]:
+    """What holds for the policies of one system, those `known`, beside what holds for all of its kind."""
     own = {key: value for key, value in known.items() if value != of_its_kind[key]}
     policies: Schema = {"properties": own} if own else {}
     if set(known) < set(of_its_kind):

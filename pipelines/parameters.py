@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
+from kvferry.pipelines.plugins import used
 from kvferry.pipelines.policy_schema import Schema, stand_ins
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.staged import SCHEDULES
@@ -53,11 +54,17 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any], **more
 
 def schema_of(function: Callable[..., Any], **more: Any) -> dict[str, Schema]:
     """Returns by key, as a scenario writes it, the JSON schema of the values that ``arguments_of`` reads."""
-    properties = (
-        _model_of(function, tuple(more.items())).model_json_schema(schema_generator=_PlainSchema).get("properties", {})
-    )
+    properties = _properties_of(_model_of(function, tuple(more.items())), (*used(), *SCHEDULES))
     bound = function.keywords if isinstance(function, partial) else ()
     return {key: _values_alone(value) for key, value in properties.items() if key not in bound}
+
+
+# A schema of all systems asks for those of a hundred functions some thousand times.
+@lru_cache(maxsize=256)
+def _properties_of(model: type[_Parameters], known: Hashable) -> dict[str, Schema]:
+    """Returns the schemas of a model's fields, as far as plugins and schedules are those that are `known`."""
+    properties: dict[str, Schema] = model.model_json_schema(schema_generator=_PlainSchema).get("properties", {})
+    return properties
 
 
 class _PlainSchema(GenerateJsonSchema):

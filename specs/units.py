@@ -134,21 +134,26 @@ def _plain_factor(unit: str, kind: str) -> float | None:
 
 def _parsed_factor(unit: str, kind: str) -> float | str:
     """Returns what ``_factor`` does, of any unit that pint understands: "kB per minute"."""
+    one = _parsed(unit)
+    if one is None:
+        return ""
+    for other in (kind, *KINDS):
+        si = _parsed(KINDS[other].unit)
+        if one.dimensionality == si.dimensionality:
+            return float(one.to(si.units).magnitude) if other == kind else other
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _parsed(unit: str) -> Any:
+    """Returns one of this unit as pint has it; None where it is no unit."""
     import pint
 
     one_over = re.sub(r"^(/|per\b)", "1 /", unit)
-    faults = (pint.errors.PintError, TypeError, ValueError, AttributeError, SyntaxError, AssertionError)
     try:
-        one = _registry().Quantity(1.0, one_over)
-    except faults:
-        return ""
-    for other in (kind, *KINDS):
-        try:
-            factor = float(one.to(KINDS[other].unit).magnitude)
-            return factor if other == kind else other
-        except faults:
-            continue
-    return ""
+        return _registry().Quantity(1.0, one_over)
+    except (pint.errors.PintError, TypeError, ValueError, AttributeError, SyntaxError, AssertionError):
+        return None
 
 
 def quantity(text: str, kind: str) -> float:

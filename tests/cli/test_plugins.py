@@ -186,6 +186,7 @@ def test_the_schema_names_what_it_has(call: Call) -> None:
         "from kvferry.policies.loading.chain import chain_plan\nfrom kvferry.sim.costs.roofline import Roofline\n"
         'KVFERRY = {"schedule": {"my-plan": chain_plan}, "cost-model": {"my-costs": Roofline}}\n'
     )
+    assert "my-plan" not in call("schema")[1]
     code, out, _ = call("schema", "--plugin", "mine.py", "--plugin", "plan.py")
     assert code == 0
     schema = json.loads(out)
