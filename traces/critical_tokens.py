@@ -184,9 +184,8 @@ class SmoothFields:
     def drawn(self, rng: np.random.Generator) -> np.ndarray:
         field = rng.standard_normal(self._shape, np.float32)
         for stride, weight in self._strides:
-            before = field
-            field = before.copy()
-            field[:, stride:] += weight * before[:, :-stride]
-            field[:, :stride] += weight * before[:, -stride:]
+            before, scaled, field = field, weight * field, np.empty_like(field)
+            np.add(before[:, stride:], scaled[:, :-stride], out=field[:, stride:])
+            np.add(before[:, :stride], scaled[:, -stride:], out=field[:, :stride])
         field /= self._scale
         return field
