@@ -6,7 +6,7 @@ from typing import Any
 
 from kvferry.disk.direct_storage import Data, Storage
 from kvferry.machine.ops import Extents
-from kvferry.sim.storage import commands_of, map_miss_s
+from kvferry.sim.storage import blocks_in_part, commands_of, map_miss_s
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.storage import StorageSpec
 
@@ -35,17 +35,27 @@ class PacedStorage(Storage):
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
         began_s = perf_counter()
         super().write(extents, data)
-        self._wait(began_s, extents, writes=True)
+        # The device's blocks, of another size than the file's, are read first where they are written in part.
+        parts = blocks_in_part(extents, int(self._like.block_bytes))
+        read_s = self._seconds(parts, writes=False) if parts else 0.0
+        self._wait(began_s, extents, writes=True, more_s=read_s)
 
-    def _wait(self, began_s: float, extents: Extents, writes: bool) -> None:
-        offsets, lengths = commands_of(extents, self._like)
-        if not len(offsets):
+    def _wait(self, began_s: float, extents: Extents, writes: bool, more_s: float = 0.0) -> None:
+        takes_s = more_s + self._seconds(extents, writes)
+        if not takes_s:
             return
-        self._lowest = min(self._lowest, int(offsets[0]))
-        self._highest = max(self._highest, int(offsets[-1] + lengths[-1]))
-        miss_s = map_miss_s(self._map, self._highest - self._lowest) if self._map else 0.0
-        left_s = began_s + self._curves.batch_s(lengths, writes, miss_s) - perf_counter()
+        left_s = began_s + takes_s - perf_counter()
         self.batches += 1
         self.late += left_s < 0
         if left_s > 0:
             sleep(left_s)
+
+    def _seconds(self, extents: Extents, writes: bool) -> float:
+        """What the device takes for a batch; 0 for one without commands."""
+        offsets, lengths = commands_of(extents, self._like)
+        if not len(offsets):
+            return 0.0
+        self._lowest = min(self._lowest, int(offsets[0]))
+        self._highest = max(self._highest, int(offsets[-1] + lengths[-1]))
+        miss_s = map_miss_s(self._map, self._highest - self._lowest) if self._map else 0.0
+        return self._curves.batch_s(lengths, writes, miss_s)

@@ -52,10 +52,11 @@ def memory_of(
         errors = (seen_correlations(correlations, lags, len(rates)) - wanted) ** 2
         return float(errors[0] + errors.mean())
 
-    return _as_memory(_descended(min(_grid(step_s / 2, longest_s), key=missed), missed, step_s / 2, longest_s))
+    return as_memory(_descended(min(_grid(step_s / 2, longest_s), key=missed), missed, step_s / 2, longest_s))
 
 
-def _as_memory(parts: Parts) -> tuple[Memory, ...]:
+def as_memory(parts: Parts) -> tuple[Memory, ...]:
+    """The parts that have a share, the faster first; one where their times are hardly apart."""
     a, a_s, b, b_s = parts
     if max(a_s, b_s) < _APART * min(a_s, b_s):
         a, a_s, b, b_s = a + b, (a * a_s + b * b_s) / max(a + b, _FINEST), 0.0, b_s

@@ -5,7 +5,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from kvferry.traces.memory import memory_of, rate_correlations, seen_correlations
+from kvferry.traces.generate import Memory
+from kvferry.traces.memory import as_memory, memory_of, rate_correlations, seen_correlations
 
 RHO = np.array([0.1, 0.5, 0.9])
 
@@ -61,7 +62,7 @@ def test_the_memory_that_was_there_is_found(seed):
 
 
 def test_times_that_no_recording_tells_apart_are_one():
-    # One exponential part: whatever the search splits it into is put together.
-    found = memory_of(remembering(20_000, 20, np.random.default_rng(1)), 0.1, 100.0)
-    assert sum(part.share for part in found) == pytest.approx(1, abs=0.03)
-    assert max(found, key=lambda part: part.share).time_s == pytest.approx(2.0, rel=0.25)
+    # A quarter at 6 s and three at 8 s: 7.5 s in the mean. Twice as long is another memory.
+    assert as_memory((0.25, 6.0, 0.75, 8.0)) == (Memory(share=1.0, time_s=7.5),)
+    assert as_memory((0.25, 16.0, 0.75, 8.0)) == (Memory(share=0.75, time_s=8.0), Memory(share=0.25, time_s=16.0))
+    assert as_memory((0.0, 1.0, 0.4, 8.0)) == (Memory(share=0.4, time_s=8.0),)

@@ -235,10 +235,13 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         assert slept.pop() == pytest.approx(2 * 0.25 + 0.012288)
         storage.read(Extents((), ()))
         assert (storage.batches, storage.late, slept) == (2, 0, [])
+        # Blocks of 512 B: the two that are written in part are read first, then written, each time as one command.
+        storage.write(Extents((4000,), (200,)), bytes(200))
+        assert slept.pop() == pytest.approx(0.25 + 0.001024 + 0.25 + 0.001024)
         # One clock tick later than the profile says.
         monkeypatch.setattr(paced_storage, "perf_counter", iter([0.0, 9.0]).__next__)
         storage.read(Extents((0,), (4096,)))
-        assert (storage.batches, storage.late, slept) == (3, 1, [])
+        assert (storage.batches, storage.late, slept) == (4, 1, [])
 
 
 @pytest.mark.parametrize(

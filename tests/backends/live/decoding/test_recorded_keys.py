@@ -1,5 +1,6 @@
 """Keys of a real run, recorded, have the modelled world do to clusters what the real one did."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ def test_the_simulator_does_to_clusters_what_the_real_run_did(tmp_path: Path, sy
     )
     found = [[of.get(name) for name in counted] for of in figures]
     assert found[0] == found[1]
+    moves = [Counter(span.label for span in run.spans if span.resource == "storage") for run in (live, simulated)]
+    assert moves[1]["Write"] == moves[0]["Write"] > 0
+    # Each of these writes covers blocks in part: a read of its own here, within the write there.
+    assert moves[1]["Read"] == moves[0]["Read"] + moves[0]["Write"]
     assert (found[0][1] is None) == (system == "no-cluster")
     if system != "no-cluster":
         # Other keys make other clusters.
