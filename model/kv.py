@@ -46,11 +46,10 @@ class SessionKv:
         self.capacity = -(-(self.total_tokens + room) // KEY_BLOCK) * KEY_BLOCK
         # Zeros and not just any memory: what a kernel masks out it still multiplies by 0, and NaN would survive.
         shape = (layers, 1, heads, self.capacity, head_dim)
-        if spare is not None and spare.capacity >= self.capacity:
-            self.capacity, self.keys, self.values = spare.capacity, spare.keys, spare.values
-        else:
-            self.keys = torch.zeros(shape, dtype=dtype, device=device)
-            self.values = torch.zeros(shape, dtype=dtype, device=device)
+        reused = spare if spare is not None and spare.capacity >= self.capacity else None
+        self.keys: torch.Tensor = torch.zeros(shape, dtype=dtype, device=device) if reused is None else reused.keys
+        self.values: torch.Tensor = torch.zeros_like(self.keys) if reused is None else reused.values
+        self.capacity = self.keys.shape[3]
         self._present = np.zeros((len(self.tokens), layers, heads), dtype=bool)
         self._use = 0
         self._lock = Lock()
