@@ -60,11 +60,14 @@ def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: Op
 
 def figures_of(scenario: Scenario, run: Run) -> dict[str, Any]:
     """What is kept of a run: ``metrics``, those of COMPARED that it has and ``overlap`` (share of the load time when
-    link and processor both work), and ``ops``, [resource, label, how many spans, their mean seconds]."""
+    link and processor both work), and ``ops``, [resource, label, how many spans, their mean seconds]. Of conversations
+    also ``turns``: seconds to the first token of each, from its question."""
     metrics = metrics_for(scenario, run)
     if run.tally.bytes_of("link"):
         metrics["overlap"] = _overlap(run, scenario.device.main)
-    return {"metrics": {key: metrics[key] for key in (*COMPARED, "overlap") if key in metrics}, "ops": _ops(run.spans)}
+    compared = {key: metrics[key] for key in (*COMPARED, "overlap") if key in metrics}
+    turns = {} if run.sessions is None else {"turns": [one.first_token_s - one.arrival_s for one in run.sessions.turns]}
+    return {"metrics": compared, "ops": _ops(run.spans), **turns}
 
 
 def beside(
@@ -75,7 +78,8 @@ def beside(
     ``metrics``: per figure the simulated one, the median of the measured ones, ``error`` = simulated / measured - 1,
     and ``spread``, the standard deviation of the measured ones over their median (None for a single run). ``ops``:
     per resource and label, how many spans, their mean duration and its error. ``runs``: every measured `headline`, the
-    metric that the workload is about.
+    metric that the workload is about. ``turns``, of conversations: each turn's TTFT like a metric, and
+    ``turn_error_median``, the median of their absolute errors.
     """
     runs = [figures["metrics"] for figures in measured]
     metrics = {
@@ -84,7 +88,8 @@ def beside(
         if all(key in figures for figures in runs)
     }
     ops = _ops_beside(simulated["ops"], [figures["ops"] for figures in measured])
-    return {"metrics": metrics, "ops": ops, "headline": headline, "runs": [figures.get(headline) for figures in runs]}
+    found = {"metrics": metrics, "ops": ops, "headline": headline, "runs": [figures.get(headline) for figures in runs]}
+    return found | _turns_beside(simulated.get("turns", ()), [figures.get("turns", ()) for figures in measured])
 
 
 def summary_of(rows: Sequence[dict[str, Any]], allowed: float = 0.15) -> dict[str, Any]:
@@ -141,6 +146,15 @@ def _beside(simulated: float, measured: Sequence[float]) -> dict[str, float | No
         "error": simulated / middle - 1 if middle else (0.0 if simulated == middle else None),
         "spread": stdev(measured) / middle if len(measured) > 1 and middle else None,
     }
+
+
+def _turns_beside(simulated: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Turn by turn, in the order of their numbers; empty where there are none."""
+    if not simulated:
+        return {}
+    turns = [_beside(one, each) for one, each in zip(simulated, zip(*measured, strict=True), strict=True)]
+    errors = [abs(turn["error"]) for turn in turns if turn["error"] is not None]
+    return {"turns": turns, "turn_error_median": median(errors)}
 
 
 def _ops(spans: Sequence[Span]) -> list[list[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -57,6 +57,15 @@ def fidelity(
     _show(report)
 
 
+def _of_turns(row: Mapping[str, Any], percent: Callable[[float | None], str | None]) -> str:
+    """A line on the turns of conversations."""
+    errors = [abs(turn["error"]) for turn in row["turns"] if turn["error"] is not None]
+    return (
+        f"{row['name']}: TTFT of {len(row['turns'])} turns, each in the median of its runs: median error"
+        f" {percent(row['turn_error_median'])}, largest {percent(max(errors))}"
+    )
+
+
 def _show(report: Mapping[str, Any]) -> None:
     from kvferry.analysis.figures import FIGURES
     from kvferry.cli.table import print_table
@@ -99,6 +108,9 @@ def _show(report: Mapping[str, Any]) -> None:
             for op in report["rows"][0]["ops"]
         ]
         print_table(("resource", "op", "simulated", "measured", "mean, simulated", "measured", "error"), ops)
+    for row in report["rows"]:
+        if "turns" in row:
+            print(_of_turns(row, percent))
     summary = report["summary"]
     if "error_median" in summary:
         spread = summary["spread_median"]

@@ -21,6 +21,8 @@ class SessionKv:
 
     ``tokens[t]`` and ``starts[t]``: how many tokens chunk t has, and how many come before it. One thread writes
     what is computed and reads; another may load at the same time: a chunk present with all heads is never loaded over.
+    `spare`: of another sequence of the same model, which is over, and whose buffers serve this one if they are large
+    enough.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class SessionKv:
         room: int,
         dtype: torch.dtype,
         device: torch.device,
+        spare: "SessionKv | None" = None,
     ) -> None:
         self.tokens = tuple(tokens)
         self.starts = tuple(accumulate(self.tokens, initial=0))[:-1]
@@ -43,8 +46,10 @@ class SessionKv:
         self.capacity = -(-(self.total_tokens + room) // KEY_BLOCK) * KEY_BLOCK
         # Zeros and not just any memory: what a kernel masks out it still multiplies by 0, and NaN would survive.
         shape = (layers, 1, heads, self.capacity, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        reused = spare if spare is not None and spare.capacity >= self.capacity else None
+        self.keys: torch.Tensor = torch.zeros(shape, dtype=dtype, device=device) if reused is None else reused.keys
+        self.values: torch.Tensor = torch.zeros_like(self.keys) if reused is None else reused.values
+        self.capacity = self.keys.shape[3]
         self._present = np.zeros((len(self.tokens), layers, heads), dtype=bool)
         self._use = 0
         self._lock = Lock()
@@ -105,6 +110,14 @@ class SessionKv:
                 torch.cuda.current_stream(self.device).synchronize()
             self._present[t, l, heads] = True
         return True
+
+    def put_whole(self, t: int, kv: torch.Tensor) -> None:
+        """KV of all layers of a chunk, [layers, 2, heads, tokens, head_dim]."""
+        at = slice(self.starts[t], self.starts[t] + self.tokens[t])
+        with self._lock:
+            self.keys[:, 0, :, at].copy_(kv[:, 0])
+            self.values[:, 0, :, at].copy_(kv[:, 1])
+            self._present[t] = True
 
     def drop(self, t: int, l: int, h: int | None = None) -> None:
         """Forget a chunk, of one head or all."""

@@ -198,8 +198,9 @@ class Session:
         return ids.to(self.decoder.device)
 
 
-def new_kv(decoder: Decoder, tokens: Sequence[int], room: int) -> SessionKv:
-    """Empty buffers for a context of these token chunks. Raises InputError when they do not fit into memory."""
+def new_kv(decoder: Decoder, tokens: Sequence[int], room: int, spare: SessionKv | None = None) -> SessionKv:
+    """Empty buffers for a context of these token chunks, those of `spare` if they will do. Raises InputError when they
+    do not fit into memory."""
     try:
         return SessionKv(
             tokens,
@@ -209,6 +210,7 @@ def new_kv(decoder: Decoder, tokens: Sequence[int], room: int) -> SessionKv:
             room=room,
             dtype=decoder.dtype,
             device=decoder.device,
+            spare=spare,
         )
     except (torch.OutOfMemoryError, RuntimeError) as error:
         raise InputError(f"the KV of {sum(tokens)} tokens does not fit into the memory of {decoder.device}") from error

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from kvferry.model.decoder import Rotary
 from kvferry.model.decoders import decoder_of
-from kvferry.model.kv import NotReady
+from kvferry.model.kv import NotReady, SessionKv
 from kvferry.model.request_session import step
 from kvferry.model.session import Session, new_kv
 from kvferry.specs.errors import KvferryError
@@ -18,17 +18,27 @@ from kvferry.specs.errors import KvferryError
 class TurnSession:
     """`ids`: the prompt; `output`: tokens of the answer. Blocks of `block` tokens are the token chunks of ``session``,
     which has the whole ones in front of the prompt's last token; None: there are none. ``history``: tokens whose KV is
-    there, once the prompt is read. `rotary`: of as many positions as there may be.
+    there, once the prompt is read. `rotary`: of as many positions as there may be. `spare`: KV of a turn that is
+    over, whose buffers may be used again.
     """
 
-    def __init__(self, model: PreTrainedModel, ids: Sequence[int], *, block: int, output: int, rotary: Rotary) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ids: Sequence[int],
+        *,
+        block: int,
+        output: int,
+        rotary: Rotary,
+        spare: SessionKv | None = None,
+    ) -> None:
         self.ids, self.block, self._rotary = list(ids), block, rotary
         self.decoder = decoder = decoder_of(model, latent=False)
         blocks = (len(ids) - 1) // block
+        context = ids[: blocks * block]
         # The answer's last token is read, too, where it completes a block.
-        room = len(ids) - blocks * block + output
-        self.session = Session(model, ids[: blocks * block], chunk_tokens=block, room=room) if blocks else None
-        self.kv = new_kv(decoder, (), room) if self.session is None else self.session.kv
+        self.kv = kv = new_kv(decoder, [block] * blocks, len(ids) - len(context) + output, spare)
+        self.session = Session(model, context, chunk_tokens=block, kv=kv) if blocks else None
         self.history: list[int] = []
         # Positions that are read with the prompt's end, and their hidden state on its way through the layers.
         self._read = self._hidden = torch.zeros(0)
@@ -41,8 +51,7 @@ class TurnSession:
 
     def put_block(self, number: int, kv: torch.Tensor) -> None:
         """Puts KV [layers, 2, heads, block, head_dim] of a block of the prompt into its place."""
-        for layer, (keys, values) in enumerate(kv):
-            self.kv.load(number, layer, None, keys, values)
+        self.kv.put_whole(number, kv)
 
     def block_of(self, number: int) -> torch.Tensor:
         """Returns the same of a block of prompt and answer, once it is there."""

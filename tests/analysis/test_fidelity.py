@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plugin import LOADER, none_left  # noqa: F401
-from tiny import DECODING
+from tiny import DECODING, TURNS
 
 from kvferry.analysis import fidelity, fidelity_study
 from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
@@ -63,6 +63,28 @@ def test_a_world_that_is_as_simulated_shows_no_error() -> None:
     assert all(found["error"] == 0 for found in figures["metrics"].values())
     assert all(not found["spread"] for found in figures["metrics"].values())
     assert all(op["error"] == 0 and op["simulated"] == op["measured"] for op in figures["ops"])
+
+
+def test_turns_of_conversations_are_compared_one_by_one() -> None:
+    alike: dict[str, Any] = {"metrics": {}, "ops": []}
+    runs = [alike | {"turns": turns} for turns in ([1.0, 2.0, 8.0], [1.0, 4.0, 8.0], [3.0, 6.0, 8.0])]
+    found = beside(alike | {"turns": [1.5, 3.0, 8.0]}, runs)
+    # Medians of the runs: 1, 4 and 8 s.
+    assert [turn["measured"] for turn in found["turns"]] == [1.0, 4.0, 8.0]
+    assert [turn["error"] for turn in found["turns"]] == [0.5, -0.25, 0.0]
+    assert found["turn_error_median"] == 0.25
+    assert "turns" not in beside(alike, [alike])
+
+
+def test_conversations_in_both_worlds(capsys: pytest.CaptureFixture[str]) -> None:
+    worlds = in_both_worlds(load_scenario(TURNS), live=faithful)
+    figures = figures_of(worlds.scenario, worlds.simulated)
+    assert len(figures["turns"]) == 4
+    row = beside(figures, [figures_of(worlds.scenario, worlds.measured)]) | {"name": "tiny"}
+    assert row["turn_error_median"] == 0
+    show({"rows": [row], "study": "both", "runs": 1, "summary": {}, "remarks": []})
+    told = "tiny: TTFT of 4 turns, each in the median of its runs: median error 0.0 %, largest 0.0 %"
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 def test_pictures_tell_the_error_of_the_medians_and_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

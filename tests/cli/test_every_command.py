@@ -60,7 +60,7 @@ REFUSED = {
     ("encode", "decode"),
     ("tune", "context-reuse"),
     *((name, "assist") for name in ("encode", "schedule", "schedule --solver", "tune")),
-    *((name, "session") for name in ("schedule", "schedule --solver", "tune")),
+    *((name, "session") for name in ("encode", "schedule", "schedule --solver", "tune")),
 }
 
 
@@ -90,8 +90,7 @@ def test_every_command_is_here() -> None:
 
 def test_every_workload_is_here() -> None:
     assert set(TINY) == set(WORKLOADS)
-    # Sessions are modelled alone.
-    assert set(LIVE) == set(WORKLOADS) - {"session"}
+    assert set(LIVE) == set(WORKLOADS)
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)

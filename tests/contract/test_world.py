@@ -53,9 +53,8 @@ def totals(world: World) -> Totals:
 
 def test_there_is_a_scenario_of_every_kind_in_every_backend() -> None:
     assert set(DESCRIBED) == set(BACKENDS)
-    # Sessions are modelled alone.
-    for backend, of_kinds in DESCRIBED.items():
-        assert set(of_kinds) == set(WORKLOADS) - ({"session"} if backend == "torch" else set())
+    for of_kinds in DESCRIBED.values():
+        assert set(of_kinds) == set(WORKLOADS)
 
 
 @pytest.mark.torch

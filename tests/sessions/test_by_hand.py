@@ -8,7 +8,10 @@ import pytest
 from by_hand import LayersByHand
 from tiny import tiny
 
-from kvferry.machine.ops import Advance, Number, Op, PrefillHead, Project
+from kvferry.backends.sim.machine import SimMachine
+from kvferry.backends.world import Inputs
+from kvferry.machine.ops import Advance, Extents, Number, Op, PrefillHead, Project
+from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.record import TurnAttention, TurnRecord
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.attention_mass import AttentionMass
@@ -17,6 +20,7 @@ from kvferry.policies.keep.kept import Kept, Room
 from kvferry.sessions.found import Found
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.cost_model import COST_MODELS
+from kvferry.traces.turns import turns_of
 
 # A token's KV is 512 B: storage moves 1,000 tokens a second. A block is 100 tokens.
 ON_FLASH: dict[str, Any] = {
@@ -77,6 +81,29 @@ def test_three_turns() -> None:
     assert (third.from_memory, third.from_flash, third.computed) == (800, 400, 122)
     assert third.first_token_s - third.arrival_s == pytest.approx(0.4 + 0.122)
     assert third.kept_memory_bytes == 800 * 512
+
+
+def test_what_an_earlier_run_has_left_on_flash_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    write, places = SimMachine.write, list[list[int]]()
+
+    def noted(machine: SimMachine, extents: Extents, **asked: Any) -> Ticket:
+        places.append([offset // 51_200 for offset, _ in extents])
+        return write(machine, extents, **asked)
+
+    monkeypatch.setattr(SimMachine, "write", noted)
+    # Of the first prompt's 11 blocks the first two, in the places that others would get first; of the 12 that the
+    # second turn leaves, number 10, whose place another block has.
+    blocks = turns_of(tiny(ON_FLASH).session.workload, 0).numbered[1].leaves
+    found = {0: {blocks[0]: 1, blocks[1]: 0}, 1: {blocks[10]: 1}}
+    run = run_scenario(tiny(ON_FLASH, "workload.turns=2"), inputs=Inputs(found=found))
+    assert run.sessions is not None
+    first, second = run.sessions.turns
+    assert (first.from_flash, first.computed) == (200, 900)
+    assert first.first_token_s - first.arrival_s == pytest.approx(0.2 + 0.9)
+    # Its last 3 blocks leave memory and are written behind the two.
+    assert first.written_bytes == 300 * 512 and first.kept_flash_bytes == 500 * 512
+    assert (second.from_memory, second.from_flash, second.computed) == (800, 300, 111)
+    assert places == [[2, 3, 4], [5]]
 
 
 def test_what_is_dropped_is_computed_again() -> None:

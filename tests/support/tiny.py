@@ -154,7 +154,12 @@ LIVE_TURNS: dict[str, Any] = {
     "budget": {"kept_memory": "24 KiB", "kept_flash": "1 MiB"},
     "live": {"weights": "random", "paced": False},
 }
-LIVE: dict[str, dict[str, Any]] = {"context-reuse": LIVE_LOADING, "decode": LIVE_DECODING, "assist": LIVE_ASSISTED}
+LIVE: dict[str, dict[str, Any]] = {
+    "context-reuse": LIVE_LOADING,
+    "decode": LIVE_DECODING,
+    "assist": LIVE_ASSISTED,
+    "session": LIVE_TURNS,
+}
 
 
 def changed(described: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from kvferry.backends.live.turns.texts import Ids, Texts
 from kvferry.disk.direct_storage import Data
 from kvferry.disk.kept_blocks import KeptBlocks
 from kvferry.machine.ops import Extents
+from kvferry.model.kv import SessionKv
 from kvferry.model.turn_session import TurnSession
 from kvferry.specs.errors import KvferryError
 from kvferry.system.aligned_memory import aligned_memory
 from kvferry.traces.turn import Turn, Turns
 
-# Makes the session of a turn that reads these tokens.
-NewSession = Callable[[Turn, Ids], TurnSession]
+# Makes the session of a turn that reads these tokens, in the buffers of one that is over if they will do.
+NewSession = Callable[[Turn, Ids, SessionKv | None], TurnSession]
 
 
 class KvOfConversations:
@@ -34,6 +35,8 @@ class KvOfConversations:
         # KV [layers, 2, heads, block, head_dim] of the blocks that stay in memory.
         self._memory: dict[int, torch.Tensor] = {}
         self._number = -1
+        # Buffers of the turn before.
+        self.spare: SessionKv | None = None
         self._session: TurnSession | None = None
         # Whether all that is read for the turn is there; closed: it never will be.
         self._was_read, self._closed = Event(), False
@@ -55,7 +58,8 @@ class KvOfConversations:
 
     def begin(self, turn: int, read: Sequence[int]) -> None:
         self._number, asked = turn, self._turns[turn]
-        self._session = session = self._new_session(asked, self._texts.prompt(turn, self.answers))
+        session = self._new_session(asked, self._texts.prompt(turn, self.answers), self.spare)
+        self._session, self.spare = session, session.kv
         for n in range(len(session.kv.tokens)):
             if (kv := self._memory.get(asked.blocks[n])) is not None:
                 session.put_block(n, kv)

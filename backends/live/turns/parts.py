@@ -29,6 +29,8 @@ from kvferry.disk.kv_log import log_of
 from kvferry.disk.paced_storage import PacedStorage
 from kvferry.machine.ops import Extents, KvRef
 from kvferry.model.decoders import decoder_of
+from kvferry.model.kv import SessionKv
+from kvferry.model.session import new_kv
 from kvferry.model.turn_session import TurnSession
 from kvferry.specs.budget import ContextReuseBudget
 from kvferry.specs.errors import InputError
@@ -104,8 +106,10 @@ class TurnParts(MachineParts):
     def _name_of(self, block: int) -> bytes:
         return self._kv.name_of(block)
 
-    def _new_session(self, turn: Turn, ids: Ids) -> TurnSession:
-        return TurnSession(self.model, ids, block=self._turns.block, output=turn.output, rotary=self._rotary)
+    def _new_session(self, turn: Turn, ids: Ids, spare: SessionKv | None) -> TurnSession:
+        return TurnSession(
+            self.model, ids, block=self._turns.block, output=turn.output, rotary=self._rotary, spare=spare
+        )
 
     def _documents(self, codec: str, texts: Texts, say: Say, stack: ExitStack) -> tuple[CloudOfContexts, list[int]]:
         """What conversations are about, encoded block by block, and which of it each turn reads."""
@@ -146,6 +150,9 @@ class TurnParts(MachineParts):
             token = session.next_token()
             for _ in range(min(3, longest.output)):
                 token = session.after(token)
+        # No turn waits for pages of memory.
+        self._kv.spare = new_kv(session.decoder, (), longest.prompt + longest.output)
+        self._kv.spare.touch()
 
 
 def _as_reuse(scenario: Scenario, context: int, block: int) -> Scenario:

@@ -33,3 +33,21 @@ def test_chunks_are_as_large_as_their_level(
     for level, scale in enumerate(context.level_scale):
         assert context.chunks_of(units, level) == Chunks(7, chunks, n_bytes * scale, level)
         assert sum(context.unit_bytes(unit, level) for unit in units) == n_bytes * scale
+
+
+def test_chunks_of_a_part_have_the_numbers_of_the_whole() -> None:
+    # Token chunks 3 and 5 of what is stored, of two layers and two heads.
+    context = Context(
+        sequence=7,
+        model=tiny_model(layers=2, kv_heads=2),
+        coupling="all_heads",
+        tokens=np.array([5, 5]),
+        active_blocks=np.ones((2, 2, 2), int),
+        encoded_bytes=np.ones((2, 2, 2)),
+        before=np.array([15, 25]),
+        numbers=np.array([3, 5]),
+    )
+    # Units (3, 1) and (5, 0): chunks (t x 2 layers + l) x 2 heads + h.
+    assert context.chunks_of((1, 2), 0).ids == (14, 15, 20, 21)
+    advance, project = context.ops_of(1, 1, 0)
+    assert [op.kv and (op.kv.token_chunk, op.kv.layer) for op in (advance, project)] == [(5, 0), (5, 1)]  # type: ignore[attr-defined]

@@ -122,3 +122,23 @@ def test_a_forecast_goes_by_the_usual_gap() -> None:
     regular.used_s = 60.0
     assert policy.rank(regular, 60.0) == pytest.approx(-19.0)
     assert policy.rank(once, 95.0) == pytest.approx(-15.0)
+
+
+def test_what_an_earlier_run_has_left_is_taken_as_far_as_there_is_room() -> None:
+    store = kept(Room(memory=1, flash=2))
+    assert store.adopt(1, 0, 0.0) and store.places(1) == ("flash",)
+    # It is known to lie there, and flash has room for one more.
+    assert not store.adopt(1, 0, 0.0)
+    assert store.adopt(2, 1, 0.0) and not store.adopt(3, 2, 0.0)
+    # Neither is written again when it leaves memory.
+    assert store.keep((1, 2), 1.0).written == ()
+    store.check()
+
+
+def test_what_could_not_be_written_is_nowhere() -> None:
+    store = kept(Room(memory=1, flash=9))
+    written = store.keep((1, 2, 3), 0.0).written
+    assert written == (3, 2)
+    store.lost(written)
+    assert [store.places(n) for n in (1, 2, 3)] == [("memory",), (), ()]
+    store.check()
