@@ -32,7 +32,6 @@ _OF_DECODING = {"tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "decode_toke
 MOST_UNKNOWN = 0.5
 # The rate that the scenario measures.
 _OF_RATE = {"throughput_tokens_per_s", "seconds_per_token"}
-_RATES = {*_OF_RATE, "end_to_end_tokens_per_s"}
 _ENERGY = {"energy_j", "battery_percent_per_request"}
 
 
@@ -241,12 +240,12 @@ class _Again:
 
     def _of_whole(self, key: str) -> bool:
         """Whether prefill has a part in a figure, or may have one, as decoding does."""
-        return _is_time(key) or key in _RATES or (key in _ENERGY and "power" in self._evidence)
+        return _is_time_or_rate(key) or key in _OF_RATE or (key in _ENERGY and "power" in self._evidence)
 
     def _speaks_of(self, key: str) -> bool:
         """Whether all is known that a figure which decoding has a part in rests on."""
         return self._of_decoding(key) or ("prefill" in self._evidence and self._of_whole(key))
 
 
-def _is_time(key: str) -> bool:
+def _is_time_or_rate(key: str) -> bool:
     return key.endswith("_s") and not key.endswith("bytes_per_s")
