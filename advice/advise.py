@@ -222,7 +222,10 @@ class _Statements:
     """Makes the statements of an answer, letter by letter; each is there as soon as its runs are done."""
 
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
-        self._question, self._ranked, self._few = search.question, ranked, search.few.ranked()
+        self._question, self._ranked = search.question, ranked
+        # What ran over few turns, but for what then did not over all.
+        failed = {one.composition for one in search.whole.all} - {one.composition for one in search.whole.ranked()}
+        self._few = [one for one in search.few.ranked() if one.composition not in failed]
         self._goes_on = goes_on
         self.said: dict[str, Statement] = {}
 

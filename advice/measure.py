@@ -10,10 +10,9 @@ from kvferry.advice.composition import LOSSES
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial, figures_of
 from kvferry.pipelines.run import run_scenario
-from kvferry.sim.slowed import slowed
+from kvferry.sim.slowed import slowed, with_slowed_storage
 from kvferry.specs.link import LinkSpec
 from kvferry.specs.scenario import Scenario
-from kvferry.specs.storage import StorageSpec
 
 # Where nothing says how far a number may be off, both of these are tried: times as long, or a part of it.
 TIMES = 2.0
@@ -35,18 +34,7 @@ class Number:
 
 
 def _storage(scenario: Scenario, times: float) -> Scenario:
-    storage = scenario.device.storage
-    if storage is None:
-        return scenario
-    rows = {
-        key: tuple(
-            row.model_copy(update={"bytes_per_s": tuple(rate / times for rate in row.bytes_per_s)}) for row in of
-        )
-        for key, of in (("read", storage.read), ("write", storage.write))
-    }
-    one_rate = {} if storage.bytes_per_s is None else {"bytes_per_s": storage.bytes_per_s / times}
-    changed: StorageSpec = storage.model_copy(update={**rows, **one_rate})
-    return scenario.model_copy(update={"device": scenario.device.model_copy(update={"storage": changed})})
+    return scenario if scenario.device.storage is None else with_slowed_storage(scenario, times)
 
 
 def _link(scenario: Scenario, times: float) -> Scenario:

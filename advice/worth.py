@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from kvferry.advice.answer import EQUAL, Statement, more
-from kvferry.advice.composition import KV_BITS, Composition
+from kvferry.advice.composition import KV_BITS, LOSSES, Composition
 from kvferry.advice.fit import Fit
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
@@ -16,18 +17,20 @@ LEAST_GAIN = 0.03
 
 @dataclass(frozen=True)
 class Part:
-    """Something that can be built or left out. ``has``: whether a composition has it."""
+    """Something that can be built or left out. ``has``: whether a composition has it; ``gives_up``: it is what changes
+    the answer, so that it is compared with what gives up nothing."""
 
     name: str
     has: Callable[[Composition], bool]
+    gives_up: bool = False
 
 
 PARTS = (
     Part("loading KV over the link", lambda one: one.helped is None and one.load != "local-prefill"),
     Part("KV on storage while decoding", lambda one: one.away == "storage"),
     Part("KV in the host's memory while decoding", lambda one: one.away == "host"),
-    Part("attending to a part of the tokens", lambda one: one.helped is None and one.decoding.roles.selective),
-    Part("KV of 8 bits", lambda one: one.kv_bits < KV_BITS[0]),
+    Part("attending to a part of the tokens", lambda one: one.helped is None and one.decoding.roles.selective, True),
+    Part("KV of 8 bits", lambda one: one.kv_bits < KV_BITS[0], True),
     Part("keeping KV in memory between turns", lambda one: one.helped is None and "memory" in one.keep),
     Part("keeping KV on flash between turns", lambda one: one.helped is None and "flash" in one.keep),
     Part("keeping KV in the cloud between turns", lambda one: one.helped is None and "cloud" in one.keep),
@@ -39,12 +42,13 @@ PARTS = (
 @dataclass(frozen=True)
 class Worth:
     """What a part gains: the best figure without it over the best with it, minus 1. ``with_it``: the best trial that
-    has the part."""
+    has the part; ``without``: None where nothing ran that gives up as little. ``few``: over few turns alone."""
 
     part: Part
     gain: float
     with_it: Trial
-    without: Trial
+    without: Trial | None
+    few: bool = False
 
 
 def worths(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = ()) -> list[Worth]:
@@ -56,16 +60,21 @@ def worths(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = (
             having = [one for one in trials if part.has(one.composition)]
             lacking = [one for one in trials if not part.has(one.composition)]
             if having and lacking:
+                with_it = min(having, key=lambda one: (LOSSES.index(one.composition.loss), one.figures[metric]))
+                found += _worth(part, with_it, lacking, metric, trials is few)
                 break
-        else:
-            having = lacking = []
-        if having:
-            with_it = min(having, key=lambda one: one.figures[metric])
-            # What gives up more is not what this part is compared with.
-            alike = [one for one in lacking if one.composition.loss in ("none", with_it.composition.loss)]
-            without = min(alike or lacking, key=lambda one: one.figures[metric])
-            found.append(Worth(part, without.figures[metric] / with_it.figures[metric] - 1, with_it, without))
     return found
+
+
+def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, few: bool) -> list[Worth]:
+    """What a part gains beside what gives up just as much; nothing is said where other parts gave up something, and
+    nothing else did."""
+    loss = with_it.composition.loss
+    alike = [one for one in lacking if one.composition.loss == ("none" if part.gives_up else loss)]
+    if not alike:
+        return [] if loss != "none" else [Worth(part, inf, with_it, None, few)]
+    without = min(alike, key=lambda one: one.figures[metric])
+    return [Worth(part, without.figures[metric] / with_it.figures[metric] - 1, with_it, without, few)]
 
 
 def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial], fit: Fit) -> Statement:
@@ -73,22 +82,28 @@ def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial],
     found = worths(question, ranked, few)
     lines, facts = [], {}
     for one in found:
-        facts[one.part.name] = one.gain
+        facts[one.part.name] = None if one.without is None else one.gain
         if one.gain < LEAST_GAIN:
             figure = "gains nothing" if one.gain <= EQUAL else f"gains {100 * one.gain:.2g} %"
             figure = f"costs {_cost(one.gain)}" if one.gain < -EQUAL else figure
             reasons = ", ".join(_why(one, fit))
-            lines.append(f"{one.part.name} {figure}{f' ({reasons})' if reasons else ''}")
+            lines.append(f"{one.part.name} {figure}{f' ({reasons})' if reasons else ''}{_where(one)}")
     worth = sorted((one for one in found if one.gain >= LEAST_GAIN), key=lambda one: -one.gain)
     if worth:
-        gains = (f"{one.part.name} {_gain(one.gain)}" for one in worth)
+        gains = (f"{one.part.name} {_gain(one.gain)}{_where(one)}" for one in worth)
         lines.append(f"worth it: {', '.join(gains)}")
     return Statement(
         "f", "not worth it", tuple(lines) or ("every part that was tried gains something",), {"gains": facts}
     )
 
 
+def _where(one: Worth) -> str:
+    return " over few turns" if one.few else ""
+
+
 def _gain(gain: float) -> str:
+    if gain == inf:
+        return "(nothing else that gives up as little ran)"
     return f"({gain + 1:.3g} times as fast)" if gain >= 1 else f"({100 * gain:.2g} %)"
 
 
@@ -99,6 +114,8 @@ def _cost(gain: float) -> str:
 
 def _why(one: Worth, fit: Fit) -> Iterator[str]:
     """What the figures of the best trial with the part say."""
+    if one.without is None:
+        return
     figures, name, without = one.with_it.figures, one.part.name, one.without.composition
     holds = fit.context if fit.in_memory is None else fit.in_memory
     if "while decoding" in name and without.away is None and without.helped is None and holds:

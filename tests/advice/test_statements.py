@@ -17,6 +17,9 @@ from kvferry.advice.question import Question, question_of
 from kvferry.advice.today import engines, today
 from kvferry.advice.trial import Trial
 from kvferry.advice.worth import not_worth, worths
+from kvferry.analysis.metrics import metrics_for
+from kvferry.api.scenario import load
+from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError
 
 FIT = Fit(40_960, False, 8e9, 6e9)
@@ -56,6 +59,32 @@ def test_a_part_that_gains_nothing_is_not_worth_it_and_one_that_gains_is(questio
     assert "worth it: keeping KV in memory between turns (2 times as fast)" in said
     other = [trial(5.0, decode="flexgen", away="storage"), trial(10.0)]
     assert "worth it: KV on storage while decoding (2 times as fast)" in not_worth(question, other, (), FIT).lines[-1]
+
+
+def test_a_part_is_judged_beside_what_gives_up_as_much(question: Question) -> None:
+    """KV of 8 bits fits in memory, which KV of 16 does not: what gains is its bits, not where it is kept."""
+    away = trial(100.0, decode="flexgen", away="storage", keep="flash")
+    ranked = [away, trial(10.0, kv_bits=8.5), trial(90.0, decode="flexgen", away="storage", keep="flash", kv_bits=8.5)]
+    gains = {one.part.name: one.gain for one in worths(question, ranked)}
+    assert gains["KV of 8 bits"] == pytest.approx(9.0)
+    assert gains["keeping KV in memory between turns"] == pytest.approx(8.0)
+    assert gains["KV on storage while decoding"] == float("inf")
+    said = not_worth(question, ranked, (), replace(FIT, in_memory=9_216))
+    assert "KV on storage while decoding (nothing else that gives up as little ran)" in said.lines[-1]
+    assert said.facts["gains"]["KV on storage while decoding"] is None
+    assert "keeping KV in memory between turns" not in [one.part.name for one in worths(question, ranked[:2])]
+
+
+def test_storage_twice_as_slow_makes_tokens_that_read_all_kv_take_twice_as_long() -> None:
+    """`nvme` has no rows of reads: its parts are what is slower."""
+    (number,) = [one for one in NUMBERS if one.name == "the storage"]
+    nano = "device={extends: jetson-orin-nano-8gb, name: nano, storage: nvme}"
+    few = ["model=llama-3.2-1b", "workload.context=8Ki", "workload.output=3"]
+    scenario = load("decode", [nano, "system=flexgen", *few])
+    plain_s, slow_s = (
+        metrics_for(one, run_scenario(one))["tpot_s"] for one in (scenario, number.slower(scenario, 2.0))
+    )
+    assert 1.7 < slow_s / plain_s < 2.1
 
 
 def test_a_part_that_was_tried_over_few_turns_alone_is_judged_by_these(question: Question) -> None:
