@@ -28,12 +28,12 @@ def content(block: int) -> bytes:
     return bytes([block]) * SIZE
 
 
-def opened(path: Path, places: int = 4, **of: str | int) -> KeptBlocks:
+def opened(path: Path, places: int = 4, size: int = SIZE, **of: str | int) -> KeptBlocks:
     def storage(where: Path, sums: BlockSums) -> Storage:
         return Storage(where, writable=True, sums=sums)
 
     said = {"model": "a", "block tokens": 16} | of
-    return KeptBlocks(path, said, places=places, place_bytes=SIZE, make=storage, name_of=name)
+    return KeptBlocks(path, said, places=places, place_bytes=size, make=storage, name_of=name)
 
 
 def at(*places: int, blocks: Sequence[int] = ()) -> Extents:
@@ -185,3 +185,9 @@ def test_no_room_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StorageFull, match="cannot make 16384 bytes of .*kv at offset 0: the device is full"):
         opened(tmp_path / "kv")
+
+
+def test_blocks_that_end_between_blocks_of_the_device(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="workload.block: a block of 6,144 bytes lies in no whole number of the 4,096"):
+        opened(tmp_path / "kv", size=6144)
+    assert not (tmp_path / "kv").exists()

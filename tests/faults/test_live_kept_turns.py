@@ -75,7 +75,7 @@ MIDWAY = """
     ],
 )
 def test_killed_in_a_write(tmp_path: Path, whole: Any, share: float, write: int) -> None:
-    described = changed(kept_by(tmp_path / "kept.kv"), budget={"kept_memory": "24 KiB", "kept_flash": "120 KiB"})
+    described = changed(kept_by(tmp_path / "kept.kv"), budget={"kept_memory": "256 KiB", "kept_flash": "1280 KiB"})
     command = [sys.executable, "-c", textwrap.dedent(MIDWAY), json.dumps(described), str(share), str(write)]
     assert subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
     again = ran(described)
