@@ -24,10 +24,10 @@ from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.result import Result
 from kvferry.api.scenario import Settings, Source
+from kvferry.api.written import written
 from kvferry.backends.world import Say
 from kvferry.pipelines.workload import Progress
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.scenarios.loader import dump_yaml
 from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -170,7 +170,7 @@ class Comparison:
         written."""
         return write_comparison(
             Path(folder),
-            {name: dump_yaml(one.described) for name, one in self.results.items()},
+            {name: written(one.described) for name, one in self.results.items()},
             {name: one.run for name, one in self.results.items()},
             self._envelopes,
             self.headline,

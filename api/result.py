@@ -28,11 +28,11 @@ from kvferry.api.html import Picture, table_html, table_text
 from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.scenario import Settings, Source, load, remarks_under
+from kvferry.api.written import written
 from kvferry.backends.world import Say
 from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.scenarios.loader import dump_yaml
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import with_unit
@@ -225,7 +225,7 @@ class Result:
         """Writes the folder that ``kvferry run`` writes, and returns its files: scenario.yaml, metrics.json,
         spans.parquet, requests.parquet, units.parquet, trace.json and, with `plots`, plots/, with
         `tokens`, tokens.parquet. Equal runs give equal bytes. Raises KvferryError when a file cannot be written."""
-        described = dump_yaml(self.described)
+        described = written(self.described)
         return write_run(Path(folder), described, self.run, self.envelope, plots=plots, tokens=tokens)
 
     def __repr__(self) -> str:

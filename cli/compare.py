@@ -87,9 +87,9 @@ def compare(
     from kvferry.api.comparable import comparable, with_seeds
     from kvferry.api.comparison import compare as carry_out
     from kvferry.api.repeats import check_runs
+    from kvferry.api.written import written
     from kvferry.cli.output import import_matplotlib, own_folder
     from kvferry.cli.progress import counted, in_turn, say
-    from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import InputError, quoted
 
     if seeds is not None and (seed is not None or runs > 1):
@@ -110,7 +110,7 @@ def compare(
     draws = output is not None if plots is None else plots
     if output is None and not json:
         # Real runs of one scenario differ.
-        described = {folder_name(name): dump_yaml(one) for name, one in chosen.under.items()}
+        described = {folder_name(name): written(one) for name, one in chosen.under.items()}
         known = described if loaded.backend == "sim" and seeds is None else {}
         options = {"equal-tokens": equal_tokens, "seeds": seeds}
         changed = [f"{name}={value}" for name, value in options.items() if value is not None]

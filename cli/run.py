@@ -57,9 +57,9 @@ def run(
     from kvferry.api.repeats import check_runs
     from kvferry.api.result import run as carry_out
     from kvferry.api.scenario import load, remarks_under
+    from kvferry.api.written import written
     from kvferry.cli.output import import_matplotlib, own_folder
     from kvferry.cli.progress import in_turn, say
-    from kvferry.scenarios.loader import dump_yaml
     from kvferry.specs.errors import quoted
 
     key, source = ("", scenario) if point is None else _point(scenario, point)
@@ -69,7 +69,7 @@ def run(
         say(quoted(line))
     if output is None and not json:
         # Real runs of one scenario differ.
-        known = {".": dump_yaml(loaded)} if loaded.backend == "sim" else {}
+        known = {".": written(loaded)} if loaded.backend == "sim" else {}
         name = f"{loaded.name}-{loaded.system}{key and f'-{key[:8]}'}"
         output = own_folder(name, overrides(settings, seed), known)
     try:

@@ -83,9 +83,15 @@ class SessionSpec(Part):
             raise BadKey("in_cloud", "contexts of 0 tokens lie nowhere; in_cloud: nothing would do")
         if self.trace is not None:
             lengths = ("context", "beginning", "question", "output", "spread", "question_spread", "output_spread")
-            for key in (*lengths, "contexts", "zipf", "turns_each"):
-                if key in self.model_fields_set and getattr(self, key) != type(self).model_fields[key].default:
-                    raise BadKey(key, "trace holds the turns' lengths; leave one of the two out")
+            said = [
+                key
+                for key in (*lengths, "contexts", "zipf", "turns_each")
+                if key in self.model_fields_set and getattr(self, key) != type(self).model_fields[key].default
+            ]
+            if said:
+                what = f"holds the turns' lengths, and the workload says {', '.join(said)}, too; leave these out"
+                instead = f"workload={{kind: session, trace: FILE, turns: {self.turns}}}"
+                raise BadKey("trace", f"{what}: --set '{instead}' replaces what a file says")
         return self
 
     def check_size(self, model: ModelSpec, *, per_head: bool) -> None:

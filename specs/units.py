@@ -200,6 +200,10 @@ def shown_size(n_bytes: float, up: bool = False) -> str:
     return f"{(math.ceil(parts) if up else round(parts)) / 10**digits:,.{digits}f} {unit}"
 
 
+def _null(what: str) -> str:
+    return f"null {what}, or leave the key out"
+
+
 def _reader(kind: str) -> Callable[[Any, ValidationInfo], Any]:
     def read(value: Any, info: ValidationInfo) -> Any:
         from_file = bool(info.context and info.context.get("from_file"))
@@ -208,7 +212,9 @@ def _reader(kind: str) -> Callable[[Any, ValidationInfo], Any]:
             number = quantity(value, kind)
         elif not isinstance(value, int | float):
             hint = f"; write it like {KINDS[kind].example!r}" if from_file else ""
-            raise ValueError(f"{value!r:.60} is not a {kind}{hint}")
+            raise ValueError(
+                _null(f"is not a {kind}{hint}") if value is None else f"{value!r:.60} is not a {kind}{hint}"
+            )
         elif from_file:
             raise ValueError(f"{str(value).lower()} has no unit; write it like {KINDS[kind].example!r}")
         if not KINDS[kind].holds(number):
@@ -225,7 +231,7 @@ def _count_of(noun: str | None) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         hint = f"is not a count; write it like 32768 or {example}"
         if not isinstance(value, str | int | float) or isinstance(value, bool):
-            raise ValueError(f"{value!r:.60} {hint}")
+            raise ValueError(_null(hint) if value is None else f"{value!r:.60} {hint}")
         if not isinstance(value, str):
             if not math.isfinite(value) or value != int(value):
                 raise ValueError(f"{value!r} is not a whole number")

@@ -1,11 +1,12 @@
 """Systems that decode with their KV on storage or in memory, by name: KVSwap and what it is compared with."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from kvferry.pipelines.decoding.stand_in import STAYING, declared, fields_of, kept, of_parameter, stand_in, taking
 from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
 from kvferry.pipelines.policy_schema import Schema, setting, stand_ins, united
 from kvferry.policies.decode.attention_kernel import EAGER, FLASH, IN_PLACE, PAGED
@@ -28,7 +29,6 @@ from kvferry.policies.decode.selector import Everything, Window
 from kvferry.policies.decode.top_blocks import Entries
 from kvferry.policies.decode.upkeep import KeepNewest, RollingGroups
 from kvferry.scenarios.resolve import Complaint
-from kvferry.specs.errors import InputError, pick
 
 # Policies of each role, by the name that a scenario gives it.
 ROLES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -104,14 +104,14 @@ class DecodeSystem:
         """Roles, and parameters of this system's and of all that can stand in for them."""
         roles = {role: stand_ins(makers, _maker_schema) for role, makers in ROLES.items()}
         makers = (maker for role, table in ROLES.items() if role != "attention" for maker in table.values())
-        parameters = united([*map(_maker_schema, makers), schema_of(_taking(_parameters_of(self.roles)))])
+        parameters = united([*map(_maker_schema, makers), schema_of(taking(_parameters_of(self.roles)))])
         return {**{key: setting(value) for key, value in parameters.items()}, **roles}
 
     @property
     def policy_rules(self) -> Sequence[Schema]:
         """Without another role, this system's parameters alone; where KV lies as it does, roles that have an effect."""
         idle, _ = self._idle_roles(self.roles)
-        own = ["reuse", *schema_of(_taking(_parameters_of(self.roles)))]
+        own = ["reuse", *schema_of(taking(_parameters_of(self.roles)))]
         return (
             {"if": {"not": _says(*ROLES, "reuse")}, "then": {"propertyNames": {"enum": own}}},
             {"if": {"not": _says("placement", "selector")}, "then": {"not": _says(*idle)}} if idle else {},
@@ -130,7 +130,7 @@ class DecodeSystem:
         for role in ROLES:
             if role in policies:
                 try:
-                    roles = replace(roles, **{role: _stand_in(role, policies[role], getattr(roles, role))})
+                    roles = replace(roles, **{role: stand_in(role, ROLES[role], policies[role], getattr(roles, role))})
                 except BadParameters as error:
                     complaints += error.complaints
         if isinstance(reuse := policies.get("reuse"), bool) and reuse != roles.residency.keeps:
@@ -146,16 +146,23 @@ class DecodeSystem:
         if complaints:
             raise BadParameters(complaints)
         known = _parameters_of(self.roles) | _parameters_of(roles)
-        given = arguments_of(_taking(known), policies, **{role: Any for role in ROLES if role not in idle})
+        given = arguments_of(taking(known), policies, **{role: Any for role in ROLES if role not in idle})
         for role in ROLES:
             part = getattr(roles, role)
-            own = {name: value for name, value in given.items() if name in _fields_of(part)}
+            own = {name: value for name, value in given.items() if name in fields_of(part)}
             if own:
                 try:
                     roles = replace(roles, **{role: replace(part, **own)})
                 except ValueError as error:
-                    raise BadParameters([_of_parameter(error, own, (role,))]) from None
+                    raise BadParameters([of_parameter(error, own, (role,))]) from None
         return replace(self, roles=roles, **({"tuned": given["tuned"]} if "tuned" in given else {}))
+
+    def staying(self, policies: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns parameters of this system's own selector that stay with the one that these policies replace it by,
+        and that they do not say."""
+        if any(name in policies for name in STAYING):
+            return {}
+        return kept(self.roles.selector, self.with_policies(policies).roles.selector, policies.get("selector"))
 
     def _idle_roles(self, roles: Roles) -> tuple[list[str], str]:
         """Returns the roles that have no effect once this system has `roles`, and why."""
@@ -169,51 +176,11 @@ class DecodeSystem:
 
 # The same for all systems; a schema asks for it system by system.
 _maker_schema = lru_cache(maxsize=256)(schema_of)
-# Evaluates the text of annotations, for each role several times in a run.
-_signature = lru_cache(maxsize=256)(inspect.signature)
 
 
 def _says(*keys: str) -> Schema:
     """Returns a schema of mappings that have a value under one of these keys."""
     return {"anyOf": [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in keys]}
-
-
-def _stand_in(role: str, value: Any, own: Any) -> Any:
-    """Makes what a scenario names, or the system's `own`, also by its own name, with other parameters. Raises
-    BadParameters."""
-    parameters = dict(value) if isinstance(value, Mapping) else {"name": value}
-    name = parameters.pop("name", None)
-    try:
-        maker = None if name is None else pick(role, ROLES[role], name if isinstance(name, str) else repr(name))
-        if maker is None or _makes(maker, own):
-            given = {key: item for key, item in _declared(own).items() if key in _fields_of(own)}
-            return replace(own, **arguments_of(_taking(given), parameters))
-        return maker(**arguments_of(maker, parameters))
-    except BadParameters as error:
-        raise BadParameters([replace(one, key=(role, *one.key)) for one in error.complaints]) from None
-    except (InputError, ValueError) as error:
-        said = _of_parameter(error, parameters, ())
-        raise BadParameters([replace(said, key=(role, *said.key))]) from None
-
-
-def _makes(maker: Callable[..., Any], own: Any) -> bool:
-    """Returns whether the name of a maker is that of the system's own policy."""
-    made, bound = (maker.func, maker.args) if isinstance(maker, partial) else (maker, ())
-    if type(own) is not made:
-        return False
-    first = (one.name for one in fields(own) if not one.kw_only)
-    return all(getattr(own, name) == value for name, value in zip(first, bound, strict=False))
-
-
-def _of_parameter(error: Exception, parameters: Iterable[str], otherwise: tuple[str, ...]) -> Complaint:
-    """Returns what a role says of one of its parameters by name, or else of all."""
-    name, colon, what = str(error).partition(": ")
-    return Complaint((name,), what) if colon and name in parameters else Complaint(otherwise, str(error))
-
-
-def _fields_of(part: Any) -> frozenset[str]:
-    """Names of a role's parameters that a scenario can give by themselves."""
-    return frozenset(one.name for one in fields(part) if one.kw_only)
 
 
 def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
@@ -229,31 +196,9 @@ def _parameters_of(roles: Roles) -> dict[str, inspect.Parameter]:
         evicting = role == "selector" and roles.selector.evicts
         if (role in _IN_MEMORY) != roles.all_in_memory and not evicting:
             continue
-        declared = _declared(part)
-        known |= {name: declared[name] for name in declared if name in _fields_of(part)}
+        own = fields_of(part)
+        known |= {name: one for name, one in declared(part).items() if name in own}
     return known
-
-
-def _declared(part: Any) -> Mapping[str, inspect.Parameter]:
-    kind: Any = type(part)
-    return _signature(kind, eval_str=True).parameters
-
-
-def _taking(parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
-    """Returns a function that declares these parameters, and the same one again: a model of it takes milliseconds."""
-    signature = inspect.Signature(list(parameters.values()))
-    try:
-        return _declaring(signature)
-    except TypeError:  # a default of a plugin's that has no hash
-        return _declaring.__wrapped__(signature)
-
-
-@lru_cache(maxsize=256)
-def _declaring(signature: inspect.Signature) -> Callable[..., Any]:
-    def takes(**_: Any) -> None: ...
-
-    takes.__signature__ = signature  # type: ignore[attr-defined]
-    return takes
 
 
 _PER_TOKEN = TokenGroups(group_tokens=1)

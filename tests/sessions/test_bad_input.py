@@ -1,12 +1,14 @@
 """Sessions that ask for more than there is: flash that fills up, turns that fit nowhere, budgets that hold nothing."""
 
 import re
+from pathlib import Path
 
 import pytest
 from tiny import TURNS, tiny
 
 from kvferry.pipelines.record import Run, TurnRecord
 from kvferry.pipelines.run import run_scenario
+from kvferry.scenarios.loader import load_scenario
 from kvferry.sessions.faults import without_effect
 from kvferry.sessions.systems import SESSION_SYSTEMS
 from kvferry.specs.errors import InputError
@@ -129,3 +131,15 @@ def test_what_is_kept_where_nothing_is_kept_is_said_once_it_is_asked_for() -> No
         list(without_effect(tiny(TURNS, *asked, f"budget.kept_flash={most}"), system)) for most in ("null", "1 MiB")
     ]
     assert said == [[], [f"budget.kept_flash has no effect: keep is {system.keep}"]]
+
+
+def test_a_recording_over_a_drawn_workload_is_told_how_to_replace_it(tmp_path: Path) -> None:
+    log = tmp_path / "turns.csv"
+    log.write_text("arrival,context,question,output\n0,100,20,2\n5,200,20,2\n")
+    with pytest.raises(InputError) as refused:
+        load_scenario("session/day", [f"workload.trace={log}", "workload.turns=2"])
+    said = str(refused.value)
+    assert said.startswith(f"--set workload.trace={log}: workload.trace: ")
+    assert "and the workload says context, output, spread, contexts, too; leave these out" in said
+    (instead,) = re.findall("--set '(.+)'", said)
+    assert load_scenario("session/day", [instead.replace("FILE", str(log))]).session.workload.turns == 2

@@ -194,6 +194,7 @@ def test_python_gives_si_numbers_and_files_give_units() -> None:
         ("tokens", "1.3Ki", "'1.3Ki' is not a whole number"),
         ("tokens", 1.5, "1.5 is not a whole number"),
         ("tokens", float("nan"), "nan is not a whole number"),
+        ("tokens", None, "null is not a count; write it like 32768 or '32Ki tokens', or leave the key out"),
         ("tokens", True, "True is not a count; write it like 32768 or '32Ki tokens'"),
         ("tokens", "4 ms", "'4 ms' is not a count; write it like 32768 or '32Ki tokens'"),
         ("tokens", "9" * 400, f"'{'9' * 40}' is not a count; write it like 32768 or '32Ki tokens'"),

@@ -155,7 +155,7 @@ def test_what_is_no_index(old: str, new: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ("np.zeros(3)", "scores gave (3,); numbers [2 sequences, 1 query heads, 64 blocks] would do"),
+        ("np.zeros(3)", "scores gave (3,); numbers [2 sequences, 2 query heads, 64 blocks] would do"),
         ("None", "scores gave None; numbers [2 sequences"),
         ("np.full((2, 1, blocks), np.nan)", "scores gave a score that is not a number; -inf for a block"),
     ],

@@ -4,9 +4,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
+import yaml
 from tiny import DECODING as TINY
 
 from kvferry.analysis.metrics import metrics_for
+from kvferry.api.written import written
 from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES
 from kvferry.pipelines.parameters import BadParameters, arguments_of
@@ -225,3 +227,36 @@ def test_a_role_replaced_by_its_own_name_keeps_the_systems_parameters() -> None:
     tier = DECODE_SYSTEMS["kvswap"].roles.placement.tier
     moved = DECODE_SYSTEMS["kvswap"].with_policies({"placement": other.get(tier, "host")})
     assert moved.roles.placement.tier == other.get(tier, "host")
+
+
+def test_another_selector_chooses_head_by_head_where_the_systems_own_does() -> None:
+    """Else one's own selector reads for all heads at once what Quest reads for each, and looks as much faster."""
+    quest, kvswap = DECODE_SYSTEMS["quest"], DECODE_SYSTEMS["kvswap"]
+
+    def per_head(system: Any, policies: dict[str, Any]) -> bool:
+        return bool(system.with_policies(policies).roles.selector.per_head)
+
+    assert all(per_head(quest, {"selector": name}) for name in ("landmarks", "low-rank-keys", "keys"))
+    assert per_head(quest, {"selector": {"name": "landmarks", "selected_tokens": 64}})
+    assert not per_head(kvswap, {"selector": "landmarks"})
+    # What the scenario says goes first, wherever it says so.
+    assert not per_head(quest, {"selector": {"name": "landmarks", "per_head": False}})
+    assert not per_head(quest, {"selector": "landmarks", "per_head": False})
+    # A policy that is head by head by itself stays so; one that scores nothing has no heads.
+    assert per_head(kvswap, {"selector": "retrieval-head"})
+    assert not per_head(quest, {"selector": "all"})
+
+
+def test_the_folder_of_a_run_says_what_stays_the_systems_own() -> None:
+    def said(*settings: str) -> Any:
+        scenario = load_scenario({**TINY, "system": "quest"}, settings)
+        return yaml.safe_load(written(scenario))["policies"]
+
+    assert said() == {}
+    assert said("policies.selector=landmarks") == {"selector": {"name": "landmarks", "per_head": True}}
+    assert said("policies.selector=page-bounds") == {"selector": {"name": "page-bounds"}}
+    own = said("policies.selector=landmarks", "policies.per_head=false")
+    assert own == {"selector": {"name": "landmarks"}, "per_head": {"name": False}}
+    # Read again, it is written again as it is.
+    described = written(load_scenario({**TINY, "system": "quest"}, ["policies.selector=landmarks"]))
+    assert written(load_scenario(yaml.safe_load(described))) == described
