@@ -95,10 +95,10 @@ def runners_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:
 
 
 def giving_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:
-    """Returns the best composition of each kind that gives up more than the first, if it is better."""
+    """Returns the best composition of each kind that gives up more than the first, if it is clearly better."""
     best: dict[str, Trial] = {}
     for one in ranked:
-        if _gives_up(one, ranked[0]) and one.figures[metric] < ranked[0].figures[metric]:
+        if _gives_up(one, ranked[0]) and one.figures[metric] < (1 - AS_GOOD) * ranked[0].figures[metric]:
             best[one.composition.loss] = min(best.get(one.composition.loss, one), one, key=lambda t: t.figures[metric])
     return list(best.values())
 
