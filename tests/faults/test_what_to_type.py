@@ -1,5 +1,6 @@
 """Mistakes that newcomers made: the message says what to type instead."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from kvferry.analysis.search import load_search
 from kvferry.analysis.study import load_study
 from kvferry.cli.progress import Estimate
 from kvferry.codecs import pool
+from kvferry.pipelines.plugins import use
 from kvferry.pipelines.run import Run, run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.document import parse_document
@@ -167,3 +169,22 @@ def test_a_smaller_chunk_is_named_where_prefill_is_what_does_not_fit() -> None:
     # Weights and a whole prompt's states alone are too many.
     why = ran("device.memory.capacity_bytes=4.3 GiB").why
     assert why.endswith("; a shorter context or fewer bits of weights or KV would do")
+
+
+def test_a_file_that_is_no_plugin_is_told_its_ending() -> None:
+    Path("nano.yaml").write_text("name: nano\n")
+    for name in ("nano.yaml", "./nano.yaml"):
+        with pytest.raises(InputError, match=r"nano\.yaml: is no plugin: a Python file is, whose name ends in \.py"):
+            use(name)
+    # A module's name is still one.
+    with pytest.raises(InputError, match=r"^nano\.other: cannot be imported"):
+        use("nano.other")
+
+
+def test_an_objective_that_is_no_metric_is_one_fault() -> None:
+    described = {"base": "quickstart", "space": {"link.scale": [0.5, 1]}, "objectives": ["ttft"]}
+    Path("search.yaml").write_text(json.dumps(described))
+    with pytest.raises(InputError) as error:
+        load_search("search.yaml")
+    (line,) = str(error.value).splitlines()
+    assert line.endswith("objectives.0: 'ttft' is no metric; did you mean 'ttft_s'?")
