@@ -138,8 +138,8 @@ FIGURES: dict[str, Figure] = {
         "KV error",
         "low",
         "error of the KV relative to its size, by what was measured of its encoding on a bundled model, in a real run"
-        " on the model that runs; what was computed has none. Streamed with a clearly larger one than others: answers"
-        " of lower quality (*)",
+        " on the model that runs; what was computed counts as exact, though a modelled prefill leaves out attention"
+        " blocks that matter little. Streamed with a clearly larger one than others: answers of lower quality (*)",
     ),
     "kv_bits_per_value": Figure(
         "bits per KV value",
