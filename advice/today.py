@@ -26,7 +26,7 @@ _PROTOTYPES = {
     **dict.fromkeys(("kivi",), "KIVI's prototype"),
     "ferry": "this project's loader (kvferry serve is its cloud)",
     "kvswap": "KVSwap's prototype",
-    "flexgen": "FlexGen",
+    "flexgen": "FlexGen's prototype",
     **dict.fromkeys(("infinigen", "infinigen-star", "infinigen-star-ru"), "InfiniGen's prototype"),
     "shadowkv": "ShadowKV's prototype",
     "loki": "Loki's prototype",

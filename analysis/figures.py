@@ -138,8 +138,8 @@ FIGURES: dict[str, Figure] = {
         "KV error",
         "low",
         "error of the KV relative to its size, by what was measured of its encoding on a bundled model, in a real run"
-        " on the model that runs; what was computed has none. Streamed with a clearly larger one than others: answers"
-        " of lower quality (*)",
+        " on the model that runs; what was computed counts as exact, though a modelled prefill leaves out attention"
+        " blocks that matter little. Streamed with a clearly larger one than others: answers of lower quality (*)",
     ),
     "kv_bits_per_value": Figure(
         "bits per KV value",
@@ -388,8 +388,10 @@ def less_is_better(metric: str) -> bool | None:
 
 def label_of(key: str, of_devices: bool) -> str:
     """Returns a metric's name in tables and on axes. `of_devices`: devices have a cloud, whose energy is apart."""
-    if key in ("energy_j", "day_energy_j") and of_devices:
-        return f"devices' {FIGURES[key].label}"
+    part = re.fullmatch(r"energy_(\w+)_j", key)
+    label = f"{FIGURES['energy_j'].label}: {part[1]}" if part else FIGURES[key].label if key in FIGURES else key
+    if of_devices and (part or key in ("energy_j", "day_energy_j")):
+        return f"devices' {label}"
     if key == "memory_peak_bytes" and of_devices:
         return "memory peak of one device"
-    return FIGURES[key].label if key in FIGURES else key
+    return label

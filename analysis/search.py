@@ -113,7 +113,10 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
     ]:
         if metric not in FIGURES and metric not in amounts and not re.fullmatch(r"energy_\w+_j", metric):
             faults.append(Complaint((key, n), f"{metric!r:.60} is no metric{nearest(metric, FIGURES)}"))
+    unknown = {fault.key for fault in faults}
     for n, objective in enumerate(spec.objectives):
+        if ("objectives", n) in unknown:
+            continue
         try:
             _ = objective.lower
         except BadKey as error:

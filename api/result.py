@@ -258,7 +258,7 @@ def run(
     Ctrl-C interrupts is kept as far as requests, or runs, are done; with none, KeyboardInterrupt is raised.
     """
     loaded = load(scenario, settings, system=system, seed=seed)
-    left_out = tuple(remarks_under(scenario, settings, loaded.system))
+    left_out = tuple(remarks_under(scenario, settings, loaded))
     check_runs(loaded, runs)
     carried = carry_out([{loaded.system: loaded}] * runs, watch, say, keep_going=False)
     finished = carried.runs.get(loaded.system, [])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.analysis.folder import folder_name
+from kvferry.api.idle_settings import idle_settings
 from kvferry.pipelines.checks import names_in_use, system_of
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.workloads import WORKLOADS
@@ -124,7 +125,7 @@ def under_systems(
     idle.check()
     check_systems_of(keys_in(asked), found)
     of_own = policies_left_out(scenario_tree(described), found, keys_in(asked))
-    return Under(own, found, (*idle.remarks(), *of_own), left_out)
+    return Under(own, found, (*idle.remarks(), *idle_settings(keys_in(asked), found), *of_own), left_out)
 
 
 @naming_plugins()
@@ -159,7 +160,7 @@ def under_variants(
         idle.add(scenario.system, one.idle, one.heard)
     idle.check()
     own_of = policies_left_out(scenario_tree(described), {one.system for one in found.values()}, keys_in(asked))
-    return Under(own, found, (*idle.remarks(), *own_of), {})
+    return Under(own, found, (*idle.remarks(), *idle_settings(keys_in(asked), found), *own_of), {})
 
 
 def chosen_systems(own: Scenario, systems: Sequence[str] | None) -> Sequence[str]:
@@ -180,12 +181,13 @@ def chosen_systems(own: Scenario, systems: Sequence[str] | None) -> Sequence[str
     return systems
 
 
-def remarks_under(source: Source, settings: Settings, system: str) -> list[str]:
-    """Returns a remark on the policies that a source says for its own system, where it runs under another one. Raises
-    InputError for settings of `system_policies` of yet another one."""
-    given = keys_in(overrides_of(settings))
+def remarks_under(source: Source, settings: Settings, loaded: Scenario) -> list[str]:
+    """Returns remarks on the policies that a source says for its own system, where it was `loaded` under another one,
+    and on settings without effect. Raises InputError for settings of `system_policies` of yet another system."""
+    given, system = keys_in(overrides_of(settings)), loaded.system
     check_systems_of(given, [system])
-    return policies_left_out(scenario_tree(_described(source)), [system], given)
+    left_out = policies_left_out(scenario_tree(_described(source)), [system], given)
+    return [*idle_settings(given, {system: loaded}), *left_out]
 
 
 def check_workload(scenario: Scenario, kind: str, command: str, example: str) -> None:

@@ -65,7 +65,7 @@ def run(
     key, source = ("", scenario) if point is None else _point(scenario, point)
     loaded = load(source, overrides(settings, seed), system=one_of(system, "kvferry compare"))
     check_runs(loaded, runs)
-    for line in remarks_under(source, overrides(settings, seed), loaded.system):
+    for line in remarks_under(source, overrides(settings, seed), loaded):
         say(quoted(line))
     if output is None and not json:
         # Real runs of one scenario differ.

@@ -43,6 +43,9 @@ class KvFile:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.log_path = log_of(self.path)
+        if self.path.is_file() and not self.log_path.exists():
+            what = f"there is no such file; {self.path.name} is what live.kv_file names, if a run has written both"
+            raise InputError(f"{self.log_path}: {what}")
         with _opened(self.path) as file, _opened(self.log_path) as log:
             try:
                 fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -81,6 +84,9 @@ class KvFile:
         """uint8[tokens, entry_bytes]: the same as the model has them."""
         at, found = layer * self.header.layer_rows + row, np.empty((self.tokens, self.header.entry_bytes), np.uint8)
         logged = self._held[at] >= 0
+        if self.path.is_file() and not self.log_path.exists():
+            what = f"there is no such file; {self.path.name} is what live.kv_file names, if a run has written both"
+            raise InputError(f"{self.log_path}: {what}")
         with _opened(self.path) as file, _opened(self.log_path) as log:
             found[logged] = self._read(log, self._held[at, logged])
             found[~logged] = self._read(file, self._placed[at, ~logged])
@@ -236,6 +242,9 @@ class KvFile:
         """Entries that both have, and are the same."""
         found, portion = 0, max(1, _PORTION_BYTES // self.header.entry_bytes)
         both = np.flatnonzero((self._placed >= 0) & (self._held >= 0))
+        if self.path.is_file() and not self.log_path.exists():
+            what = f"there is no such file; {self.path.name} is what live.kv_file names, if a run has written both"
+            raise InputError(f"{self.log_path}: {what}")
         with _opened(self.path) as file, _opened(self.log_path) as log:
             for begin in range(0, len(both), portion):
                 which = both[begin : begin + portion]

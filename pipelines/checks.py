@@ -64,8 +64,11 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     if not kind.of_many_machines(scenario):
         what = f"{scenario.workload.kind} runs on the device alone; leave it out"
         yield from (Complaint(("machines", name), what, at_key=True) for name in scenario.machines)
-    for use, name in (("truth", scenario.costs.truth), ("estimate", scenario.costs.estimate)):
-        yield from _complaint(("costs", use), partial(main_costs, name, scenario.device, scenario.model))
+    truth, estimate = scenario.costs.truth, scenario.costs.estimate
+    # Of one model for both, what is wrong is said once.
+    costs = {("costs",): truth} if truth == estimate else {("costs", "truth"): truth, ("costs", "estimate"): estimate}
+    for key, name in costs.items():
+        yield from _complaint(key, partial(main_costs, name, scenario.device, scenario.model))
     for name, machine in scenario.machines.items():
         yield from _complaint(
             ("machines", name, "device"), partial(main_costs, scenario.costs.truth, machine.device, machine.model)

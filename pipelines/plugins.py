@@ -88,6 +88,8 @@ def use(source: str | Path | ModuleType) -> Plugin:
     if isinstance(source, ModuleType):
         return _taken_up(_installed(source), source)
     path = Path(source).expanduser()
+    if path.is_file() and path.suffix != ".py":
+        raise InputError(f"{source}: is no plugin: a Python file is, whose name ends in .py, or an installed module")
     if isinstance(source, str) and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", source) and path.suffix != ".py":
         module = _imported(source)
         return _taken_up(_installed(module), module)

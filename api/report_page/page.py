@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _MOST_FIGURES = 12
 # Settings that say what a point is; a row of them tells it from others.
 _PLUMBING = ("key", "version", "name")
+# Told apart where a cloud takes energy, too.
+_ENERGIES = ("energy_j", "cloud_energy_j", "total_energy_j")
 
 
 # What a paper that names no upper bound has instead of one.
@@ -180,6 +182,9 @@ def _of_points(points: Points, number: Iterator[int]) -> Section:
     section = Section(f"{points.name}: {len(table):,} points")
     section.said += [*_unmeasured(points), *([mark] if mark else [])]
     counts = table["outcome"].value_counts()
+    if "total_energy_j" in table.columns:
+        whose = ", ".join(f"{key}: {label_of(key, True)}" for key in _ENERGIES if key in table.columns)
+        section.said.append(f"Whose energy it is: {whose}.")
     section.said.append("Outcomes: " + ", ".join(f"{n:,} {str(name).replace('_', ' ')}" for name, n in counts.items()))
     varied = [
         column

@@ -6,7 +6,7 @@ from kvferry.backends.needs import Needs, NoKv
 from kvferry.backends.world import World
 from kvferry.pipelines.decoding.budget import hold_workspace, left_bytes, most_kv
 from kvferry.pipelines.decoding.offloaded import offload_faults
-from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, ROLES, DecodeSystem
+from kvferry.pipelines.decoding.systems import DecodeSystem
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, Process
@@ -15,7 +15,6 @@ from kvferry.policies.decode.roles import Roles
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.machine import DEVICE
-from kvferry.specs.node import brief
 from kvferry.specs.scenario import Scenario
 
 
@@ -69,29 +68,6 @@ def _over_context(scenario: Scenario) -> Iterator[Complaint]:
         if at[0] in scenario.policies and isinstance(tokens, int) and tokens > most:
             what = f"{tokens:,} is more than the {most:,} tokens that there will ever be"
             yield Complaint(("policies", *at), f"{what}; {most:,} would select all")
-
-
-def lost_parameters(scenario: Scenario) -> Iterator[str]:
-    """A note for each role under `policies` that names the policy of the system itself, and so has other parameters
-    than it."""
-    own_roles = DECODE_SYSTEMS[scenario.system].roles
-    for role in (role for role in ROLES if role in scenario.policies):
-        value, own = scenario.policy_values[role], getattr(own_roles, role)
-        given = dict(value) if isinstance(value, Mapping) else {"name": value}
-        name = given.pop("name", None)
-        if name is None or ROLES[role].get(name) is not type(own):
-            continue
-        plain = type(own)()
-        lost = [
-            f"{key} is {brief(getattr(plain, key))}, not {brief(getattr(own, key))}"
-            for key in vars(own)
-            if key not in {*given, *scenario.policies} and getattr(plain, key) != getattr(own, key)
-        ]
-        if lost:
-            yield (
-                f"{role} {name} replaces {scenario.system}'s own and its parameters: {', '.join(lost)};"
-                f" without the name, --set policies.{role}.KEY=VALUE keeps them"
-            )
 
 
 class NoRoomFlow:

@@ -7,7 +7,6 @@ from kvferry.backends.world import World
 from kvferry.machine.machine import Machine, Refused
 from kvferry.pipelines.decoding.budget import asked_batch, free_bytes, held, hold_workspace, stopped_at_the_most
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
-from kvferry.pipelines.decoding.faults import lost_parameters
 from kvferry.pipelines.decoding.offloaded import said_of
 from kvferry.pipelines.decoding.passes import passes_of
 from kvferry.pipelines.decoding.peak import Peak
@@ -128,7 +127,6 @@ class InMemoryFlow:
         )
         together = max((n for n, _ in decoded.steps), default=0)
         notes = (
-            *lost_parameters(self._scenario),
             *stopped_at_the_most(self._scenario, together),
             *([] if self._offload is None else [said_of(self._offload)]),
         )

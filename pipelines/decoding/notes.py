@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from kvferry.backends.world import Shortcuts
 from kvferry.pipelines.decoding.budget import stopped_at_the_most
-from kvferry.pipelines.decoding.faults import lost_parameters
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.runtimes import beyond_the_rows
 from kvferry.policies.decode.blocking import ValueGroups
@@ -24,7 +23,6 @@ def notes_on(
 ) -> Iterator[str]:
     """Yields them, for users. `filled`: the share of the slots of reuse buffers that ever held a block."""
     yield from _without_effect(scenario)
-    yield from lost_parameters(scenario)
     yield from stopped_at_the_most(scenario, plan.sequences)
     # With KV in the processor's memory, a reuse buffer would have nothing to keep.
     needs_bytes = None if set(plan.tiers) == {"device"} else plan.managed.reuse_needs_bytes

@@ -38,6 +38,7 @@ from kvferry.pipelines.decoding.spread import Spread, Told, Window, tokens_of, w
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.tuned import tuned
 from kvferry.pipelines.decoding.warming import ALL_DECODED, check_whole, warms_up
+from kvferry.pipelines.decoding.would_fit import would_fit
 from kvferry.pipelines.record import Decoded, RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Left, Process, Progress, System
@@ -384,14 +385,6 @@ def _check_memory(machine: Machine, scenario: Scenario, plan: DecodePlan) -> Non
 
 
 def _would_do(scenario: Scenario, roles: Roles, batch: int) -> str:
-    """Returns the largest smaller batch that fits, or else what makes KV smaller, as a message ends with it."""
-    workload = scenario.decode.workload
+    """Returns what would do instead, as a message ends with it."""
     system = replace(DECODE_SYSTEMS[scenario.system], roles=roles)
-    for fewer in range(batch - 1, 0, -1):
-        asked = scenario.model_copy(update={"workload": workload.model_copy(update={"batch": fewer})})
-        try:
-            if fits(asked, plan_for(asked, system)):
-                return f"; workload.batch of {fewer} would do"
-        except InputError:
-            continue
-    return "; a shorter context, fewer bits of weights or KV, or KV on storage would do"
+    return f"; {would_fit(scenario, roles, batch, lambda other: fits(other, plan_for(other, system)))} would do"

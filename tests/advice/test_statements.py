@@ -140,6 +140,9 @@ def test_an_engine_gives_its_flags_or_what_it_lacks(question: Question) -> None:
     assert "-fa on -ctk q8_0 -ctv q8_0" in coarse and "-b 512" in coarse
     lacking, nearest = today(question, [trial(5.0, decode="kvswap", away="storage"), trial(6.0)]).lines
     assert "no engine has kvswap" in lacking and "KVSwap's prototype" in lacking
+    # A prototype has what no engine has.
+    flexgen = today(question, [trial(5.0, decode="flexgen", away="storage"), trial(6.0)]).lines[0]
+    assert flexgen == "no engine has flexgen as it is here: FlexGen's prototype"
     assert nearest.startswith("nearest that one has (+20 %): llama-server")
     both = engines()["vllm"].line(Composition(keep="memory-flash", load="cachegen"), "m", 4096)
     connector = """--kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'"""

@@ -133,3 +133,14 @@ def _library(page: str) -> str:
     found = re.search(r'<script type="text/plain" id="plotly">.*?</script>', page, re.DOTALL)
     assert found
     return found[0]
+
+
+def test_each_energy_says_whose_it_is() -> None:
+    of_both = {"energy_j": [3.0, 4.0] * 2, "cloud_energy_j": [5.0] * 4, "total_energy_j": [8.0, 9.0] * 2}
+    said = _of_points(points(system=["a", "b"] * 2, **of_both), iter(range(99))).said
+    told = "energy_j: devices' energy/request, cloud_energy_j: cloud's energy/request, total_energy_j: both together"
+    assert f"Whose energy it is: {told}." in said
+    alone = _of_points(points(system=["a", "b"] * 2, energy_j=of_both["energy_j"]), iter(range(99))).said
+    assert not any("Whose" in line for line in alone)
+    assert label_of("energy_cpu_j", True) == "devices' energy/request: cpu (J)"
+    assert label_of("energy_cpu_j", False) == "energy/request: cpu (J)"

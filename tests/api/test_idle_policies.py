@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import ASSISTED, DECODING
+from tiny import ASSISTED, DECODING, LOADING
 
 import kvferry
 from kvferry.analysis.search import load_search
 from kvferry.analysis.study import Study, load_study
 from kvferry.api.fidelity import study_in_both_worlds
-from kvferry.api.scenario import under_systems, under_variants
+from kvferry.api.scenario import remarks_under, under_systems, under_variants
 from kvferry.pipelines.checks import names_in_use
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Place, node_of
 
@@ -132,3 +133,20 @@ def test_a_point_that_is_not_valid_says_why_and_under_which_system() -> None:
     (line,) = [line for line in found.remarks if "not a valid scenario" in line]
     assert line.startswith(f"point {first.number} is not a valid scenario: search.yaml:1: policies.group_tokens: 'x'")
     assert line.endswith("(under kvswap)")
+
+
+def test_a_link_has_no_effect_where_nothing_is_fetched() -> None:
+    said = "link.rtt has no effect on kvswap: decoding fetches nothing over a link"
+    assert said in kvferry.run(DECODING, {"link.rtt": "20 ms"}).remarks
+    assert not any("link" in line for line in kvferry.run(DECODING).remarks)
+    # Contexts do come over it.
+    assert remarks_under(LOADING, ["link.rtt=20 ms"], load_scenario(LOADING)) == []
+
+
+def test_a_budget_of_kv_elsewhere_has_no_effect_on_kv_in_memory() -> None:
+    said = "budget.kv has no effect on vllm: its KV is all in memory, which budget.in_memory_kv limits"
+    found = under_systems(DECODING, ["kvswap", "vllm"], ["budget={}", "budget.kv=1 MB"])
+    assert [line for line in found.remarks if "budget" in line] == [said]
+    # What takes a file's value away asks for nothing.
+    none = under_systems(DECODING, ["kvswap", "vllm"], ["budget={}", "budget.kv=null"])
+    assert [line for line in none.remarks if "budget" in line] == []

@@ -156,7 +156,7 @@ def kept_whole(folder: Path) -> Path:
 def test_a_file_without_its_log(tmp_path: Path) -> None:
     path = kept_whole(tmp_path)
     path.with_name("kv.bin.log").unlink()
-    with pytest.raises(InputError, match=r"kv\.bin\.log: there is no such file"):
+    with pytest.raises(InputError, match=r"kv\.bin\.log: there is no such file; kv\.bin is what live\.kv_file names"):
         KvFile(path)
 
 

@@ -1,5 +1,7 @@
 """Mistakes that newcomers made: the message says what to type instead."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,9 @@ from kvferry.analysis.search import load_search
 from kvferry.analysis.study import load_study
 from kvferry.cli.progress import Estimate
 from kvferry.codecs import pool
+from kvferry.pipelines.plugins import use
+from kvferry.pipelines.run import Run, run_scenario
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.document import parse_document
 from kvferry.specs.errors import InputError
 from kvferry.specs.units import shown_size
@@ -138,3 +143,48 @@ def test_a_codec_worker_may_take_longer_beside_others(monkeypatch: pytest.Monkey
     assert pool.patience_s() == 9 * pool.SILENCE_S
     monkeypatch.setattr("os.getloadavg", lambda: (1.0, 0.0, 0.0))
     assert pool.patience_s() == pool.SILENCE_S
+
+
+# A board whose memory holds a 3B model and 32K hidden states, and not what a chunk of 2,048 tokens takes beside them.
+_BOARD = [
+    "device={extends: jetson-orin-nano-8gb, name: board, storage: nvme, memory: {capacity_bytes: 4.6 GiB}}",
+    "model=llama-3.2-3b",
+    "workload={kind: decode, context: 32Ki, output: 8}",
+]
+
+
+def test_a_smaller_chunk_is_named_where_prefill_is_what_does_not_fit() -> None:
+    """KV is on storage already: to put it there would not do."""
+
+    def ran(*settings: str) -> Run:
+        return run_scenario(load_scenario("kvswap/throughput", ["budget={}", "policies={}", *_BOARD, *settings]))
+
+    why = ran().why
+    assert "on storage" not in why
+    found = re.search(r"; budget\.prefill_chunk of (\d+) would do$", why)
+    assert found, why
+    assert ran(f"budget.prefill_chunk={found[1]}").outcome == "done"
+    # The largest that does.
+    assert ran(f"budget.prefill_chunk={2 * int(found[1])}").outcome == "out_of_memory"
+    # Weights and a whole prompt's states alone are too many.
+    why = ran("device.memory.capacity_bytes=4.3 GiB").why
+    assert why.endswith("; a shorter context or fewer bits of weights or KV would do")
+
+
+def test_a_file_that_is_no_plugin_is_told_its_ending() -> None:
+    Path("nano.yaml").write_text("name: nano\n")
+    for name in ("nano.yaml", "./nano.yaml"):
+        with pytest.raises(InputError, match=r"nano\.yaml: is no plugin: a Python file is, whose name ends in \.py"):
+            use(name)
+    # A module's name is still one.
+    with pytest.raises(InputError, match=r"^nano\.other: cannot be imported"):
+        use("nano.other")
+
+
+def test_an_objective_that_is_no_metric_is_one_fault() -> None:
+    described = {"base": "quickstart", "space": {"link.scale": [0.5, 1]}, "objectives": ["ttft"]}
+    Path("search.yaml").write_text(json.dumps(described))
+    with pytest.raises(InputError) as error:
+        load_search("search.yaml")
+    (line,) = str(error.value).splitlines()
+    assert line.endswith("objectives.0: 'ttft' is no metric; did you mean 'ttft_s'?")

@@ -165,7 +165,8 @@ def refused(folder: Path, text: str = FILE) -> str:
 def test_a_profile_without_a_perceptron_says_what_would_do(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     message = refused(tmp_path)
-    assert re.search(r"s\.yaml:9: costs", message)
+    # Of both, truth and estimate, once.
+    assert re.search(r"s\.yaml:9: costs: ", message) and len(message.splitlines()) == 1
     assert "predictor cannot price processor gpu of tiny: its profile has no tiny/predictor.npz" in message
     assert "`kvferry calibrate` fits" in message and "no block_sparse part" in message
     assert "has no `measured` folder" in refused(tmp_path, FILE.replace("measured: m, ", ""))
