@@ -1,4 +1,4 @@
-"""What would fit where a batch does not: the part of a message that says what to change."""
+"""Part of a message that says what to change where a batch does not fit."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
