@@ -265,6 +265,8 @@ class Guard:
         headers = dict(scope["headers"])
         if len(scope["raw_path"]) + len(scope["query_string"]) > MOST_HEAD_BYTES:
             return PlainTextResponse(f"asks for more than {MOST_HEAD_BYTES:,} bytes can say", 414)
+        if _head_bytes(scope) > MOST_HEAD_BYTES:
+            return PlainTextResponse(f"has a head of more than {MOST_HEAD_BYTES:,} bytes", 431)
         host = headers.get(b"host", b"").decode("latin-1")
         if self._token is None:
             # A page whose own name was made to point at this machine sends that name.
@@ -280,6 +282,13 @@ class Guard:
             what = f"takes a body of at most {most:,} bytes, and its length first" if most else "takes no body"
             return PlainTextResponse(what, 413, headers={"connection": "close"})
         return None
+
+
+def _head_bytes(scope: Scope) -> int:
+    """uvicorn bounds heads that are not whole yet: one that comes at once may be as long as what is read at once."""
+    asked = len(scope["raw_path"]) + len(scope["query_string"]) + bool(scope["query_string"])
+    lines = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+    return len(f"{scope['method']}  HTTP/{scope['http_version']}\r\n") + asked + lines + len("\r\n")
 
 
 def _from_another_site(headers: dict[bytes, bytes], host: str) -> bool:

@@ -250,8 +250,10 @@ def _config(folder: Path) -> PreTrainedConfig:
     kind = pick("model family", FAMILIES, str(description.get("model_type")))
     if (folder / "adapter_config.json").exists():
         raise InputError(f"{folder}: an adapter; the whole model is needed, with the adapter merged into it")
-    for elsewhere in ("transformers_weights", "auto_map"):  # other files to read, or to execute
-        description.pop(elsewhere, None)
+    for key in [*description]:
+        # Other files to read, or to execute; of attention and experts, a kernel on the hub to fetch.
+        if key in ("transformers_weights", "auto_map") or "_implementation" in key:
+            del description[key]
     try:
         config = kind.config.from_dict(description)
         _spec(config, torch.float32, str(path))  # refuses dimensions that no model has

@@ -95,7 +95,7 @@ def load_head(model: PreTrainedModel) -> RetrievalHead:
         )
     try:
         with safe_open(path, framework="pt") as file:
-            held = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+            held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # the library raises its own and the system's
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from None
     lacking = sorted(set(_NAMES) - set(held))
@@ -103,9 +103,10 @@ def load_head(model: PreTrainedModel) -> RetrievalHead:
         raise InputError(f"{path}: {', '.join(lacking)} missing; training/distil_head.py writes it again")
     decoder = decoder_of(model)
     _check(path, held, decoder)
+    held = {name: _sound(path, name, held[name]) for name in _NAMES}
     width = len(held["reduce.weight"])
     head = _new(model, window=len(held["norm"]) // width, width=width)
-    head.load_state_dict({name: held[name] for name in _NAMES})
+    head.load_state_dict(held)
     return _ready(head, decoder)
 
 
@@ -155,6 +156,16 @@ def _check(path: Path, held: dict[str, torch.Tensor], decoder: Decoder) -> None:
             f" and {decoder.heads} KV heads have {d} numbers each: {'; '.join(differ)}; training/distil_head.py makes"
             " one"
         )
+
+
+def _sound(path: Path, name: str, weights: torch.Tensor) -> torch.Tensor:
+    if not weights.is_floating_point():
+        kind = str(weights.dtype).removeprefix("torch.")
+        raise InputError(f"{path}: {name} has weights of type {kind}; float32, bfloat16 and float16 are supported")
+    single = weights.float()
+    if not single.isfinite().all():
+        raise InputError(f"{path}: is damaged: {name} has weights that are infinite or no numbers")
+    return single
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

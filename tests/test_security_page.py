@@ -90,7 +90,8 @@ def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
     )
     assert said["a message on its way"] == f"{reception.BODY_S:g} s"
     assert said["what waits for a device, and of it"] == (
-        f"{reception._WAITING_MESSAGES} such messages each way, {waiting} at most; then its channel ends"
+        f"{reception._WAITING_MESSAGES} such messages each way, {waiting} at most (of it, as in memory); "
+        "then its channel ends"
     )
     assert said["devices of `serve-cloud`"].startswith(f"{reception.MOST_CHANNELS}; the longest silent makes room")
     assert said["a device that drafts"] == (
@@ -102,7 +103,30 @@ def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
         f"{caller.ANSWER_S:g} s to let it in or take a message, {caller.SILENCE_S:g} s of silence; "
         f"{most} in one message, {waiting} unread"
     )
-    assert said["what goes wrong in a cloud, as its device is told"] == f"{messages._MOST_SAID} characters"
+    assert said["what goes wrong in a cloud, as its device is told"] == (
+        f"{messages._MOST_SAID} characters; {reception._MOST_SAID} of a message that is none"
+    )
+
+
+@pytest.mark.torch
+def test_what_all_devices_may_have_at_once() -> None:
+    pytest.importorskip("uvicorn")
+    from kvferry.backends.live.wire import channel, event, reception
+    from kvferry.cloud import asked, connections
+
+    # pd_device/live: prompts of 2Ki tokens, answers of 48.
+    live_bytes = asked.Served.around(2048, 48).message_bytes
+    waiting = (
+        reception.MOST_CHANNELS * channel.MOST_WAITING_BYTES,
+        (reception.MOST_CHANNELS * reception._WAITING_MESSAGES * live_bytes),
+    )
+    coming = connections.MOST_CONNECTIONS * event.MOST_EVENT_BYTES, connections.MOST_CONNECTIONS * live_bytes
+    assert (
+        f"at the largest scenario {reception.MOST_CHANNELS} may have {waiting[0] / 1e9:.1f} GB waiting each way, and "
+        f"{connections.MOST_CONNECTIONS} connections {coming[0] / 1e9:.1f} GB of bodies on their way; at "
+        f"`pd_device/live`, with messages up to {live_bytes / MIB:.2f} MiB, {waiting[1] / 1e6:.0f} and "
+        f"{coming[1] / 1e6:.0f} MB."
+    ) in PAGE.read_text().replace("\n", " ")
 
 
 def test_no_cell_of_a_csv_file_is_a_formula() -> None:

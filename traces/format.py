@@ -34,8 +34,8 @@ FIRST_LINE = "# kvferry-trace 1"
 MAX_BYTES = 64 * 2**20
 MAX_TAGS = 40
 MAX_DURATION_S = 1e7
-# Where a spreadsheet would begin a cell of a tag's line with what it takes for a formula.
-_FORMULA = re.compile(r"([,;]\s*)(?=[=+@-])")
+# Where a spreadsheet would begin a cell of a tag's line with what it takes for a formula, within quotes too.
+_FORMULA = re.compile(r"([,;][\s\"]*)(?=[=+@-])")
 _TAG = re.compile(r"# ([a-z][a-z0-9_]{0,39}): (\S.{0,499})")
 
 

@@ -331,6 +331,18 @@ def test_only_what_is_offered_and_nothing_large(server: ServerProcess) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(("more", "status"), [(0, b"200"), (1, b"431")])
+def test_a_head_has_64_kib_and_no_byte_more(server: ServerProcess, more: int, status: bytes) -> None:
+    """Also where all of it comes at once."""
+    host, port = server.url.removeprefix("http://").split(":")
+    begun = f"GET /contexts?a=b HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\nx: "
+    head = begun + "y" * (2**16 + more - len(begun) - 4) + "\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall(head.encode())
+        assert client.recv(1000).startswith(b"HTTP/1.1 %s " % status)
+
+
+@pytest.mark.torch
 def test_a_page_under_another_name_gets_nothing(server: ServerProcess) -> None:
     assert ask(server.url, "/contexts", host="evil.example:8100")[0] == 403
     assert ask(server.url, "/contexts", host="localhost:8100")[0] == 200

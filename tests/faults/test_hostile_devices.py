@@ -13,7 +13,7 @@ from served_cloud import REQUEST, ServedCloud, Stranger, serving
 from kvferry.api.serving import serve_cloud
 from kvferry.backends.live import served_world
 from kvferry.backends.live.wire import reception
-from kvferry.backends.live.wire.event import written
+from kvferry.backends.live.wire.event import read, written
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 
@@ -155,6 +155,17 @@ def test_what_is_small_on_the_wire_and_large_in_memory_counts_as_it_is(cloud: Se
         with pytest.raises(OSError):
             device.hear()
     assert cloud.answers("phone")
+
+
+@pytest.mark.parametrize("said", ["\U0001f600", "\\ud83d\\ude00"], ids=["as it is", "escaped"])
+def test_a_text_with_one_wide_character_counts_four_bytes_for_each(said: str) -> None:
+    # Ten thousand letters and the wide one, four bytes each; what Python adds to each object, and the wait, are less.
+    n_bytes = read("part", f'{{"weighs":1,"value":"{"a" * 10_000}{said}"}}'.encode()).n_bytes
+    assert 4 * 10_001 <= n_bytes < 4 * 10_001 + 500
+    held = read(
+        "part", f'{{"weighs":1,"value":[{{"dict":{{"{"k" * 5_000}{said}":["{"a" * 5_000}{said}"]}}}}]}}'.encode()
+    )
+    assert 8 * 5_001 <= held.n_bytes < 8 * 5_001 + 1_000
 
 
 def test_a_text_is_no_list_of_its_letters(cloud: ServedCloud) -> None:

@@ -142,10 +142,11 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """What the files of results say, without how long things took, and without the names of clips in pictures."""
+    """What the files of results say, or the one, without how long things took, and without the names of clips in
+    pictures."""
     return {
         str(path.relative_to(folder)): _CLIP.sub(b"", path.read_bytes()) if path.suffix == ".svg" else path.read_bytes()
-        for path in sorted(folder.rglob("*"))
+        for path in sorted((folder, *folder.rglob("*")))
         if path.is_file() and path.name not in (".lock", "timings.parquet")
     }
 

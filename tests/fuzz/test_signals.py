@@ -63,6 +63,7 @@ at_once: 5
 """
 CALIBRATE = ("calibrate", "--model", "tiny", "--random-weights", "--quick", "--context", "1Ki", "--output", "out")
 TUNE = ("tune", "kvswap/throughput", "--kv-memory", "2200 MiB", "--most-batch", "2", "--most-context", "8Ki")
+CAPACITY = ("capacity", "pd_device/assist", "--set", "slo.ttft=2 s")
 Undisturbed = Callable[..., Ended]
 
 
@@ -366,3 +367,34 @@ def test_serve_cloud(tmp_path: Path, undisturbed: Undisturbed, seeds: range) -> 
         f"{HERE}::test_serve_cloud",
         lambda seed: cut(seed, tmp_path / str(seed), arguments, whole, serves=True)[1],
     )
+
+
+@pytest.mark.parametrize("made", ["archive", "folder", "pictures"])
+@blocks(quick=0, long=30, size=10)
+def test_what_is_made_of_a_study(tmp_path: Path, undisturbed: Undisturbed, made: str, seeds: range) -> None:
+    """It is there as undisturbed, or not at all; of pictures each."""
+    text = STUDY + "plots: [{kind: line, x: workload.context, y: load_s, by: link.rate}]\n"
+    sweep = undisturbed(("sweep", "study.yaml", "--no-plots", "--output", "out", "--jobs", "1"), study=text).out
+    pack = ("pack", str(sweep), "--output", "a.zip")
+    arguments = {
+        "archive": pack,
+        "folder": ("unpack", str(undisturbed(pack).folder / "a.zip"), "--output", "out"),
+        "pictures": ("plot", str(sweep), "--format", "svg,png", "--output", "out"),
+    }[made]
+    whole = undisturbed(arguments)
+
+    def case(seed: int) -> str | None:
+        ended, wrong = cut(seed, tmp_path / str(seed), arguments, whole)
+        found, full = (contents(one.folder / ("a.zip" if made == "archive" else "out")) for one in (ended, whole))
+        some = not found or (made == "pictures" and found.items() <= full.items())
+        return wrong or (None if found == full or (ended.code and some) else f"other: {sorted(found)}")
+
+    check_each(seeds, f"{HERE}::test_what_is_made_of_a_study -k {made}", case)
+
+
+@pytest.mark.parametrize("asked", [("schedule", "quickstart"), CAPACITY])
+@blocks(quick=0, long=30, size=10)
+def test_what_only_prints(tmp_path: Path, undisturbed: Undisturbed, asked: tuple[str, ...], seeds: range) -> None:
+    whole = undisturbed(asked)
+    repeat = f"{HERE}::test_what_only_prints"
+    check_each(seeds, repeat, lambda seed: cut(seed, tmp_path / str(seed), asked, whole)[1])

@@ -124,6 +124,28 @@ def test_damaged_files_are_refused(saved: Any, damage: str) -> None:
         load_head(model)
 
 
+@pytest.mark.parametrize(
+    ("weight", "match"),
+    [
+        (float("nan"), "is damaged: k_norm has weights that are infinite or no numbers"),
+        (float("-inf"), "is damaged: k_norm has weights that are infinite or no numbers"),
+        (1, "k_norm has weights of type int64; float32, bfloat16 and float16 are supported"),
+        (1j, "k_norm has weights of type complex64; float32, bfloat16 and float16 are supported"),
+    ],
+)
+def test_weights_that_nothing_can_be_computed_with_are_refused(saved: Any, weight: complex, match: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from kvferry.model.retrieval_head import FILE, load_head
+
+    model, _, folder = saved
+    held = load_file(folder / FILE)
+    held["k_norm"] = torch.full(held["k_norm"].shape, weight)
+    save_file(held, folder / FILE)
+    with pytest.raises(InputError, match=f"{FILE}: {match}"):
+        load_head(model)
+
+
 @pytest.mark.parametrize("name", ["byte-large", "byte-small"])
 def test_bundled_models_come_with_a_head(name: str) -> None:
     from kvferry.model.models import load_model

@@ -180,6 +180,16 @@ def test_pickles_and_code_beside_good_weights_are_not_touched(tmp_path: Path) ->
     assert spec_of(load_model(folder), name="tiny").layers == 2
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
+def test_a_folder_names_no_kernel_of_the_hub(tmp_path: Path, key: str) -> None:
+    folder = saved(tmp_path / "model")
+    ours = load_model(folder).config._attn_implementation
+    edited(folder, **{key: "evil-org/evil-kernel", key.replace("attn", "experts"): "evil-org/evil-kernel"})
+    config = load_model(folder).config
+    assert config._attn_implementation == ours
+    assert "evil" not in str(config)
+
+
 @pytest.mark.parametrize(
     "reference", ["nowhere", "./nowhere", "/nowhere/at/all", "a/b/c", __file__, "no body/no thing"]
 )

@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,8 @@ OPEN = "open"
 CALLER = "kvferry-caller"
 # A prompt of a million tokens takes some 4 MiB.
 MOST_EVENT_BYTES = 2**24
-# What a list, a number in it or a key takes in memory besides its text; each has a bracket or a comma of its own, an
-# empty list both.
-_VALUE_BYTES = 32
+# What an event takes in memory while it waits, besides its value: its own fields, and when it came.
+_EVENT_BYTES = 200
 # What a server answers with 404 to what is said behind a channel's end: why it has ended, its stream says.
 ENDED = "this channel has ended"
 # What a server says when it has nothing to say, so that the other side knows it to be there.
@@ -34,7 +34,8 @@ class NoEvent(ValueError):
 @dataclass(frozen=True, slots=True)
 class Event:
     """One thing that was said. `weighs` is what it weighs on a modelled link, in bytes; `n_bytes` what it takes
-    here while it waits: values of a few characters are far larger in memory."""
+    here while it waits: values of a few characters are far larger in memory, and a text with one character of four
+    bytes has four for each."""
 
     kind: str
     value: Any = None
@@ -70,8 +71,20 @@ def read(kind: str, data: bytes) -> Event:
         raise NoEvent(f"{type(error).__name__}: {error}") from None
     if kind == MESSAGE and value is None:
         raise NoEvent("a message that says nothing")
-    values = sum(map(data.count, (b"[", b"{", b",")))
-    return Event(kind, value, weighs, len(data) + _VALUE_BYTES * values)
+    return Event(kind, value, weighs, _EVENT_BYTES + _in_memory_bytes(value))
+
+
+def _in_memory_bytes(value: Any) -> int:
+    n_bytes, left = 0, [value]
+    while left:
+        one = left.pop()
+        n_bytes += sys.getsizeof(one)
+        if isinstance(one, dict):
+            left += one.keys()
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+    return n_bytes
 
 
 def as_sent(kind: str, data: bytes) -> bytes:

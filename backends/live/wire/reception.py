@@ -51,6 +51,8 @@ SIGN_S = 5.0
 BODY_S = 10.0
 # A device that comes again waits so long for the end of its last channel to be known, looking so often.
 _KNOWN_WITHIN_S, _LOOK_S = 2.0, 0.02
+# Characters of what is told of a message that is none.
+_MOST_SAID = 500
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 # Told the names of a machine and of a device that has come to it.
@@ -254,7 +256,7 @@ class Reception:
             wire.hear(int(number), request.path_params["kind"], data)
         except NoEvent as error:
             wire.fail(ChannelGarbled(f"what {wire.peer} sends is no message of ours: {error}"))
-            return PlainTextResponse(f"this is no message of ours: {error}"[:500], 400)
+            return PlainTextResponse(f"this is no message of ours: {error}"[:_MOST_SAID], 400)
         except (TimeoutError, ClientDisconnect):
             return PlainTextResponse("did not come to its end", 408, headers={"connection": "close"})
         return Response(status_code=204)
