@@ -214,7 +214,7 @@ def test_intervals_of_another_figure_than_the_ranked_one_stand_below() -> None:
     systems = {"one": {"ttft_s": 1.0, "tpot_s": 0.04}, "other": {"ttft_s": 2.0, "tpot_s": 0.09}}
     ranges = {"other": {"tpot_s": (0.03, 0.09)}}
     out = StringIO()
-    show(compare_table(systems, ranked_by="ttft_s", ranges=ranges, unsure=set()), out)
+    show(compare_table(systems, ranked_by="ttft_s", intervals=ranges), out)
     said = " ".join(out.getvalue().split())
     assert "80 % interval of TPOT: other 30.0 ms to 90.0 ms" in said
     assert said.count("80 % interval") == 1
