@@ -119,10 +119,9 @@ def compare_table(
     known = intervals or {}
     unclear = {*unsure} | (unclear_of(systems, ranges, ranked_by) if ranges is not None else set())
     column = None if ranges is None else ("range", ranges)
-    below = [ranked_by]
-    if ranges is None:
-        ranked = any(ranked_by in one for one in known.values())
-        column, below = ((INTERVAL, known), []) if ranked else (None, shown)
+    if ranges is None and any(ranked_by in one for one in known.values()):
+        column = INTERVAL, known
+    below = [key for key in shown if key != ranked_by or ranges is not None]
     elsewhere = _intervals_of(below, systems, known)
     ruler = Console(width=10 * _PIPE_WIDTH, color_system=None)
     left_out: list[str] = []
