@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kvferry.analysis import style
-from kvferry.analysis.interval_columns import for_all_or_none
+from kvferry.analysis.interval_columns import lacking_intervals
 from kvferry.analysis.plots import (
     Axis,
     _dress,
@@ -53,7 +53,8 @@ def bar(
     """
     # Without a further setting each bar is a series.
     series = x.column if by is None and any(isinstance(one, str) for one in frame[x.column]) else by
-    frame, lacking = for_all_or_none(_rows_with(frame, x.column, y.column, by), y.column, series)
+    frame = _rows_with(frame, x.column, y.column, by)
+    lacking = lacking_intervals(frame, y.column, series)
     figure, panels = _panels(frame, facet, title, note, height_in=3.8)
     spread = False
     names = list(frame[by].unique()) if by is not None else [None]

@@ -23,15 +23,20 @@ _FIGURES = ("ttft_s", "throughput_tokens_per_s", *RATES, "tpot_s", "energy_j")
 COLUMNS = f"{LEAST}... and {MOST}...: ends of 80 % intervals (docs/intervals.md)"
 
 
-def for_all_or_none(frame: pd.DataFrame, figure: str, by: str | None) -> tuple[pd.DataFrame, list[str]]:
-    """Returns the rows without the figure's intervals where some series, of one value of `by` each, have none, and
-    which these are: a band around one line alone would say that the others are known exactly."""
-    ends = [f"{end}{figure}" for end in (LEAST, MOST)]
-    if by is None or not {*ends} <= {*frame.columns} or frame[ends[0]].isna().all():
-        return frame, []
-    without = frame[ends[0]].isna().groupby(frame[by], sort=False).all()
-    lacking = [str(name) for name, lacks in without.items() if lacks]
-    return (frame.drop(columns=ends) if lacking else frame), lacking
+def lacking_intervals(frame: pd.DataFrame, figure: str, by: str | None) -> list[str]:
+    """Returns which series, of one value of `by` each, have no intervals of the figure where others have them: beside a
+    band they look as if they were known exactly, which a picture has to contradict."""
+    least = f"{LEAST}{figure}"
+    if by is None or least not in frame or frame[least].isna().all():
+        return []
+    without = frame[least].isna().groupby(frame[by], sort=False).all()
+    return [str(name) for name, lacks in without.items() if lacks]
+
+
+def ends_of(frame: pd.DataFrame, figure: str) -> tuple[pd.Series, pd.Series]:
+    """Returns both ends of the figure's interval at each point: the figure itself where it has none."""
+    low, high = (frame.get(f"{end}{figure}", frame[figure]).fillna(frame[figure]) for end in (LEAST, MOST))
+    return low, high
 
 
 def columns_of(intervals: Mapping[str, Range]) -> dict[str, float]:

@@ -11,7 +11,10 @@ import numpy as np
 
 from kvferry.analysis.axis_values import columns_under
 from kvferry.analysis.figures import less_is_better
+from kvferry.analysis.interval_columns import ends_of
+from kvferry.analysis.repeats import Range
 from kvferry.analysis.variants import VARIANT
+from kvferry.specs import human
 from kvferry.traces.chance import Source, generator
 
 if TYPE_CHECKING:
@@ -29,7 +32,9 @@ _MOST_SYSTEMS = 6
 class Paired:
     """``better`` beats ``worse`` at ``ahead`` of ``points`` points that differ in nothing but the system, by ``median``
     (0.04: its figure is 4 % better). ``interval``: of that median, over ``courses`` seeds and links; None: they are too
-    few. ``at_less``: in what the better one is worse in quality, in words; "": nothing is known that it is."""
+    few. ``at_less``: in what the better one is worse in quality, in words; "": nothing is known that it is.
+    ``meeting``: at how many points the 80 % intervals of both meet, where at least one has one. ``share``: of all
+    samples of what is not known exactly, in how many the better one's median is better; None: not worked out."""
 
     metric: str
     better: str
@@ -40,9 +45,14 @@ class Paired:
     courses: int
     interval: tuple[float, float] | None
     at_less: str
+    meeting: int = 0
+    share: float | None = None
 
     def __str__(self) -> str:
-        over = f"{self.ahead} of {self.points} points ({self.ahead / self.points:.0%})"
+        known = f"; their 80 % intervals meet at {self.meeting}" if self.meeting else ""
+        if self.share is not None:
+            known = f"; in {human.percent(self.share)} of all samples of what is not known exactly"
+        over = f"{self.ahead} of {self.points} points ({self.ahead / self.points:.0%}{known})"
         gain = f"{self.metric} by {self.median:.1%} in the median"
         found = f"{self.better}{self.at_less} beats {self.worse} at {over}, {gain}"
         if self.interval is None:
@@ -69,13 +79,19 @@ def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paire
         key: done.groupby(which)[key].median().dropna().to_dict() if key in done else {}
         for key in ("kv_relative_error", "attended_share", "assisted_ratio")
     }
-    done = done.assign(**{_PLACE: _joined(done, same), _COURSE: _joined(done, by_chance or same)})
+    low, high = ends_of(done, metric)
+    done = done.assign(
+        **{_PLACE: _joined(done, same), _COURSE: _joined(done, by_chance or same), _LOW: low, _HIGH: high}
+    )
     found = []
     for pair in combinations(systems, 2):
         rows = _at_every_value(done[done[which].isin(pair)], which, policies)
         if len(rows) > done[which].isin(pair).sum():
             rows = rows.assign(**{_PLACE: _joined(rows, same)})
-        figures = [dict(zip(of[_PLACE], of[metric], strict=True)) for of in (rows[rows[which] == one] for one in pair)]
+        figures = [
+            dict(zip(of[_PLACE], zip(of[metric], of[_LOW], of[_HIGH], strict=True), strict=True))
+            for of in (rows[rows[which] == one] for one in pair)
+        ]
         course = dict(zip(rows[_PLACE], rows[_COURSE], strict=True))
         found.append(_pair(metric, pair, figures, course, quality))
     return [one for one in found if one is not None]
@@ -83,6 +99,8 @@ def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paire
 
 # Columns of a point's settings as one text, and of those among them that chance draws.
 _PLACE, _COURSE = "(place)", "(course)"
+# Both ends of the figure's interval, the figure itself where it has none.
+_LOW, _HIGH = "(low)", "(high)"
 
 
 def _joined(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
@@ -111,7 +129,7 @@ def _at_every_value(rows: pd.DataFrame, which: str, policies: Sequence[str]) -> 
 def _pair(
     metric: str,
     names: tuple[str, str],
-    figures: Sequence[Mapping[str, float]],
+    figures: Sequence[Mapping[str, tuple[float, float, float]]],
     course: Mapping[str, str],
     quality: Mapping[str, Mapping[Any, float]],
 ) -> Paired | None:
@@ -119,7 +137,7 @@ def _pair(
     if not both:
         return None
     # How much better the first one is.
-    gains = np.log([figures[1][place] / figures[0][place] for place in both])
+    gains = np.log([figures[1][place][0] / figures[0][place][0] for place in both])
     if not less_is_better(metric):
         gains = -gains
     if np.median(gains) < 0:
@@ -130,7 +148,13 @@ def _pair(
     median = _share(metric, float(np.median(gains)))
     ahead = int((gains > 0).sum())
     interval = _interval(metric, list(courses.values())) if len(courses) >= LEAST_COURSES else None
-    return Paired(metric, *names, len(both), ahead, median, len(courses), interval, _at_less(*names, quality))
+    meeting = sum(_meet(figures[0][place][1:], figures[1][place][1:]) for place in both)
+    return Paired(metric, *names, len(both), ahead, median, len(courses), interval, _at_less(*names, quality), meeting)
+
+
+def _meet(one: Range, other: Range) -> bool:
+    """Whether which of two figures is better is not known by their intervals, where at least one has one."""
+    return (one[0] < one[1] or other[0] < other[1]) and one[0] <= other[1] and other[0] <= one[1]
 
 
 def _at_less(better: str, worse: str, quality: Mapping[str, Mapping[Any, float]]) -> str:

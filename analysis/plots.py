@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from kvferry.analysis import style
-from kvferry.analysis.interval_columns import LEAST, MOST, for_all_or_none
+from kvferry.analysis.interval_columns import LEAST, ends_of, lacking_intervals
 from kvferry.analysis.style import LINES, MARKERS, SERIES
 from kvferry.specs.errors import unknown_name
 
@@ -56,7 +56,8 @@ def line(
     Text on the x axis keeps the table's order. Raises InputError for a column that is not there, ValueError when
     no row has both values.
     """
-    frame, lacking = for_all_or_none(_rows_with(frame, x.column, y.column, by), y.column, by)
+    frame = _rows_with(frame, x.column, y.column, by)
+    lacking = lacking_intervals(frame, y.column, by)
     figure, panels = _panels(frame, facet, title, note, height_in=3.8)
     names = list(frame[by].unique()) if by is not None else [None]
     words = _words(frame[x.column])
@@ -111,8 +112,8 @@ def spreads(frame: pd.DataFrame, x: Axis, y: Axis, band: str) -> dict[Any, tuple
     low, high = (5, 95) if band == "p5-p95" else (0, 100)
     found = dict[Any, tuple[float, ...]]()
     for at, rows in frame.groupby(x.column, sort=False):
-        ends = [rows.get(f"{end}{y.column}", rows[y.column]).fillna(rows[y.column]) for end in (LEAST, MOST)]
-        parts = ((ends[0], low), (rows[y.column], 50), (ends[1], high))
+        least, most = ends_of(rows, y.column)
+        parts = ((least, low), (rows[y.column], 50), (most, high))
         found[at] = tuple(y.scale * float(np.percentile(of.to_numpy(float), q)) for of, q in parts)
     return found
 
@@ -124,8 +125,8 @@ def spread_name(frame: pd.DataFrame, y: Axis, band: str) -> str:
 
 
 def without_intervals(lacking: Sequence[str]) -> str:
-    """Says which series have no intervals, so that none is shown."""
-    return f"; no 80 % intervals: {', '.join(short_names(lacking))} without" if lacking else ""
+    """Says which series have no intervals beside others that have them."""
+    return f"; without one, though not exact: {', '.join(short_names(lacking))}" if lacking else ""
 
 
 def say_above(panels: Panels, what: str) -> None:

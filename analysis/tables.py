@@ -96,7 +96,8 @@ def compare_table(
     notes: Sequence[str] = (),
     width: int = _PIPE_WIDTH,
     ranges: Mapping[str, Ranges] | None = None,
-    unsure: Collection[str] | None = None,
+    intervals: Mapping[str, Ranges] | None = None,
+    unsure: Collection[str] = (),
 ) -> Table:
     """One row per system, best first by `ranked_by`, the metric that the workload is about, with how many times worse
     than the best it is; the best of a column is bold.
@@ -104,8 +105,8 @@ def compare_table(
     A system whose run did not end "done" (by `outcomes`) shows its outcome in place of figures it lacks. So that
     `width` characters hold a row, headings are broken, then the last columns are left out: `notes`, which stand
     below the table, say which. `ranges`, by system: of several runs, whose medians the metrics are; a system whose
-    range of the ranked metric meets that of one above it is marked with a tilde. With `unsure`, they are intervals, and
-    these systems are marked.
+    range of the ranked metric meets that of one above it is marked with a tilde, as those `unsure` are. `intervals`, by
+    system: the ranked metric's stand in the place of ranges where there are none, others below the table.
     """
     from rich.console import Console
 
@@ -115,15 +116,18 @@ def compare_table(
         for key in dict.fromkeys((ranked_by, *columns))
         if any(says_more(key, one) and (key in one or is_unknown(key, one)) for one in systems.values())
     ]
-    elsewhere: list[str] = []
-    if unsure is not None and ranges is not None and not any(ranked_by in one for one in ranges.values()):
-        # Their column would be empty.
-        elsewhere, ranges = _intervals_of_others(shown, systems, ranges), None
+    known = intervals or {}
+    unclear = {*unsure} | (unclear_of(systems, ranges, ranked_by) if ranges is not None else set())
+    column = None if ranges is None else ("range", ranges)
+    if ranges is None and any(ranked_by in one for one in known.values()):
+        column = INTERVAL, known
+    below = [key for key in shown if key != ranked_by or ranges is not None]
+    elsewhere = _intervals_of(below, systems, known)
     ruler = Console(width=10 * _PIPE_WIDTH, color_system=None)
     left_out: list[str] = []
     narrow = False
     while True:
-        table = _comparison(systems, shown, title, outcomes or {}, ranked_by, narrow, ranges, unsure)
+        table = _comparison(systems, shown, title, outcomes or {}, ranked_by, narrow, column, unclear)
         spare = [key for key in shown if key != ranked_by]
         if ruler.measure(table).maximum <= width or (narrow and not spare):
             break
@@ -148,8 +152,8 @@ def _comparison(
     outcomes: Mapping[str, str],
     ranked_by: str,
     narrow: bool,
-    ranges: Mapping[str, Ranges] | None,
-    unsure: Collection[str] | None,
+    spread_over: tuple[str, Mapping[str, Ranges]] | None,
+    unclear: Collection[str],
 ) -> Table:
     from rich.markup import escape
 
@@ -166,13 +170,10 @@ def _comparison(
     for key in shown:
         add_column(_label(key, *systems.values()))
         if key == ranked_by:
-            if ranges is not None:
-                add_column("range" if unsure is None else INTERVAL)
+            if spread_over is not None:
+                add_column(spread_over[0])
             add_column("vs best")
     lesser = lower_quality(systems)
-    unclear: Collection[str] = unsure or ()
-    if unsure is None and ranges is not None:
-        unclear = unclear_of(systems, ranges, ranked_by)
     outcome_of = {name: outcomes.get(name, "done") for name in order}
     failed = any(outcome != "done" for outcome in outcome_of.values())
     if failed:
@@ -187,8 +188,8 @@ def _comparison(
             unknown = NOT_KNOWN if is_unknown(key, systems[name]) else _cell(key, value, best[key], spread)
             cells.append(NOT_COUNTED if uncounted else unknown)
             if key == ranked_by:
-                if ranges is not None:
-                    cells.append(_range(key, ranges.get(name, {}).get(key)))
+                if spread_over is not None:
+                    cells.append(_range(key, spread_over[1].get(name, {}).get(key)))
                 cells.append(("~ " if name in unclear else "") + _to_best(value, best[key], better))
         if failed:
             cells.append(outcome_of[name].replace("_", " "))
@@ -257,13 +258,11 @@ def _range(key: str, of_runs: Range | None) -> str:
     return "" if of_runs is None or of_runs[0] == of_runs[1] else " to ".join(map(human.of_unit(key), of_runs))
 
 
-def _intervals_of_others(
-    shown: Sequence[str], systems: Mapping[str, Metrics], ranges: Mapping[str, Ranges]
-) -> list[str]:
-    """A line for each figure that has intervals, where the one that systems are ranked by has none."""
+def _intervals_of(keys: Sequence[str], systems: Mapping[str, Metrics], intervals: Mapping[str, Ranges]) -> list[str]:
+    """A line for each of these figures that has intervals."""
     lines = []
-    for key in shown:
-        said = {name: _range(key, of.get(key)) for name, of in ranges.items()}
+    for key in keys:
+        said = {name: _range(key, of.get(key)) for name, of in intervals.items()}
         if found := ", ".join(f"{name} {text}" for name, text in said.items() if text):
             lines.append(f"{INTERVAL} of {_label(key, *systems.values())}: {found}")
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -81,7 +81,7 @@ class Comparison:
     def unclear(self) -> set[str]:
         """The systems that cannot be told from a better one, marked ``~``."""
         metrics = {name: one.metrics for name, one in self.results.items()}
-        return unclear_of(metrics, self._ranges, self.headline) if self._several else self._unsure
+        return self._unsure | (unclear_of(metrics, self._ranges, self.headline) if self._several else set())
 
     @cached_property
     def remarks(self) -> list[str]:
@@ -128,7 +128,8 @@ class Comparison:
             if one.scenarios
             for seed, (outcome, metrics) in one.by_seed.items()
         ]
-        return paired(pd.DataFrame(rows), self.headline, ("system", "seed")) if rows else []
+        found = paired(pd.DataFrame(rows), self.headline, ("system", "seed")) if rows else []
+        return [replace(one, share=self.beats.get(one.better, {}).get(one.worse)) for one in found]
 
     @cached_property
     def pictures(self) -> dict[str, Picture]:
@@ -145,16 +146,16 @@ class Comparison:
 
     def table(self, width: int = _NOTEBOOK_WIDTH) -> Table:
         """What the command prints, in this many characters, a rich.table.Table."""
-        several = self._several
         return compare_table(
             {name: {} for name in self.failed} | {name: one.metrics for name, one in self.results.items()},
             title=self.scenario.name,
             outcomes=dict.fromkeys(self.failed, "failed") | {name: one.outcome for name, one in self.results.items()},
             ranked_by=self.headline,
-            notes=self._notes(several),
+            notes=self._notes(self._several),
             width=width,
-            ranges=self._ranges or None,
-            unsure=None if several else self._unsure,
+            ranges=self._ranges if self._several else None,
+            intervals={name: one.intervals for name, one in self.results.items()},
+            unsure=self._unsure,
         )
 
     def write(
@@ -193,7 +194,7 @@ class Comparison:
 
     @property
     def _ranges(self) -> dict[str, Ranges]:
-        return {name: ends for name, one in self.results.items() if (ends := one.ranges or one.intervals)}
+        return {name: ends for name, one in self.results.items() if (ends := one.ranges)}
 
     @property
     def _ranked(self) -> list[str]:
@@ -223,7 +224,8 @@ class Comparison:
             for one, other in pairwise(ranked)
             if other in self.beats[one]
         ]
-        return [f"of all samples of what is not known exactly, {'; '.join(pairs)}. {UNSURE}"] if pairs else []
+        by = ", found at the first seed," if self._several else ","
+        return [f"of all samples of what is not known exactly{by} {'; '.join(pairs)}. {UNSURE}"] if pairs else []
 
     @property
     def _envelopes(self) -> dict[str, dict[str, object]]:
@@ -305,7 +307,7 @@ def compare(
     for name, of_system in carried.runs.items():
         under, sureness = scenario.under[name], None
         try:
-            asked = intervals and not interrupted and not scenario.seeds
+            asked = intervals and not interrupted
             sureness = sureness_of(under, of_system[0], watch) if asked else None
         except KeyboardInterrupt:
             interrupted = True

@@ -17,6 +17,7 @@ from kvferry.analysis.folder import (
     units_columns,
     write_run,
 )
+from kvferry.analysis.intervals import intervals_of
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.ran_on import ran_on
 from kvferry.analysis.remarks import remarks_on, why_no_energy
@@ -141,7 +142,7 @@ class Result:
     def intervals(self) -> dict[str, Range]:
         """By metric the 80 % interval of the latencies and rates of which it is known how far they may be off;
         docs/intervals.md says from what."""
-        return {} if self.sureness is None else self.sureness.intervals
+        return {} if self.sureness is None else intervals_of(self._repeats.medians, self.sureness.effects)
 
     @property
     def outcome(self) -> str:

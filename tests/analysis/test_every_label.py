@@ -66,7 +66,7 @@ def test_every_heading_of_a_comparison_is_explained(kind: str) -> None:
     two = {system: metrics_for(*ran(kind, system)) for system in (TINY[kind]["system"], OTHER[kind])}
     ranked_by = "throughput_tokens_per_s" if kind == "decode" else "ttft_s"
     outcomes = dict.fromkeys(two, "done") | {OTHER[kind]: "out_of_memory"}
-    table = compare_table(two, ranked_by=ranked_by, ranges={}, unsure=[], outcomes=outcomes, width=1000)
+    table = compare_table(two, ranked_by=ranked_by, outcomes=outcomes, width=1000)
     headings = [str(one.header) for one in table.columns][1:]
     assert len(headings) > 5 and [one for one in headings if not explained(one)] == []
 

@@ -52,6 +52,16 @@ def test_the_interval_is_over_courses_not_points() -> None:
     assert paired(table(a=times_s, b=[1.0] * 10), "ttft_s", AXES) == [one]
 
 
+def test_points_whose_intervals_meet_are_no_sure_wins() -> None:
+    """2 s lies inside 1 to 3 s, and outside of 2.5 to 3 s; without an interval an equal figure is a tie."""
+    points = table(a=[2.0, 2.0, 2.0], b=[3.0, 3.0, 2.0])
+    points["low_ttft_s"] = [None, None, None, 1.0, 2.5, None]
+    points["high_ttft_s"] = [None, None, None, 3.0, 3.0, None]
+    (one,) = paired(points, "ttft_s", AXES)
+    assert (one.better, one.ahead, one.meeting) == ("a", 2, 1)
+    assert str(one).startswith("a beats b at 2 of 3 points (67%; their 80 % intervals meet at 1), ttft_s by")
+
+
 def test_less_quality_is_said() -> None:
     points = table(a=[1.0], b=[2.0])
     points["kv_relative_error"] = [0.3, 0.05]

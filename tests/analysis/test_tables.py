@@ -214,7 +214,21 @@ def test_intervals_of_another_figure_than_the_ranked_one_stand_below() -> None:
     systems = {"one": {"ttft_s": 1.0, "tpot_s": 0.04}, "other": {"ttft_s": 2.0, "tpot_s": 0.09}}
     ranges = {"other": {"tpot_s": (0.03, 0.09)}}
     out = StringIO()
-    show(compare_table(systems, ranked_by="ttft_s", ranges=ranges, unsure=set()), out)
+    show(compare_table(systems, ranked_by="ttft_s", intervals=ranges), out)
     said = " ".join(out.getvalue().split())
     assert "80 % interval of TPOT: other 30.0 ms to 90.0 ms" in said
     assert said.count("80 % interval") == 1
+
+
+def test_intervals_of_all_figures_are_shown() -> None:
+    """The ranked one's has a column, unless ranges over seeds do; without a column of its own a figure has none."""
+    systems = {name: {"ttft_s": 1.0, "tpot_s": 0.04, "energy_j": 9.0} for name in ("one", "other")}
+    intervals = {"one": {"ttft_s": (0.5, 2.0), "energy_j": (8.0, 10.0), "tpot_p95_s": (0.1, 0.2)}}
+    out = StringIO()
+    show(compare_table(systems, ranked_by="ttft_s", intervals=intervals), out)
+    said = " ".join(out.getvalue().split())
+    assert "80 % interval of energy/request: one 8.00 J to 10.0 J" in said and "500 ms to 2.00 s" in said
+    assert said.count("interval of") == 1
+    out = StringIO()
+    show(compare_table(systems, ranked_by="ttft_s", intervals=intervals, ranges={}), out)
+    assert "80 % interval of TTFT, mean: one 500 ms to 2.00 s" in " ".join(out.getvalue().split())

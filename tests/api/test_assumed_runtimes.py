@@ -1,6 +1,7 @@
 """Where it is only assumed what software takes, figures have an interval, and an order that hangs on it is no claim."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tiny import DECODING, TURNS, changed
 
 from kvferry.api.comparison import Comparison, compare
 from kvferry.api.result import run
+from kvferry.api.sweep import sweep
 from kvferry.specs.errors import InputError
 
 BOARDS = ("jetson-agx-orin-kvswap", "jetson-agx-orin-64gb")
@@ -101,6 +103,37 @@ def test_one_word_leaves_the_further_runs_out() -> None:
     assert any("is assumed on" in line for line in found.remarks), "that it is assumed is still said"
     alone = compare("kvswap/throughput", ["kvswap"], settings(BOARDS[1]), intervals=False)
     assert alone["kvswap"].sureness is None and alone.beats == {}
+
+
+FEW = {"workload.batch": 1, "workload.decoded": 4, "device": BOARDS[1]}
+
+
+def test_over_seeds_an_order_that_hangs_on_the_runtime_is_no_claim_either() -> None:
+    systems = ["kvswap", "vllm"]
+    alone, found = compare("kvswap/throughput", systems, FEW), compare("kvswap/throughput", systems, FEW, seeds=2)
+    assert found.beats == alone.beats == {"vllm": {"kvswap": 0.5}, "kvswap": {"vllm": 0.5}}
+    assert found.unclear == alone.unclear == {"kvswap"}
+    text = repr(found)
+    assert "~" in next(line for line in text.splitlines() if line.lstrip().startswith("kvswap "))
+    assert "80 % interval of tokens/s, decoding: kvswap 6.24 to 10.2" in text
+    assert "found at the first seed, vllm beats kvswap in 50.0 %" in " ".join(text.split())
+    (pair,) = found.pairs
+    assert "(100%; in 50.0 % of all samples of what is not known exactly)" in str(pair)
+    assert found["kvswap"].envelope["evidence"]["runtime"] == {"over": ["ideal", "kvswap-prototype"]}
+    without = compare("kvswap/throughput", systems, FEW, seeds=2, intervals=False)
+    assert without.beats == {} and without.unclear == set()
+
+
+def test_nor_is_it_in_a_sweep(tmp_path: Path) -> None:
+    described = {
+        "name": "board",
+        "base": "kvswap/throughput",
+        "axes": {"system": ["vllm", "kvswap"], "seed": [0, 1]},
+    }
+    (tmp_path / "study.yaml").write_text(json.dumps(described))
+    found = sweep(tmp_path / "study.yaml", FEW, output=tmp_path / "out", jobs=1)
+    (pair,) = found.summary["pairs"]
+    assert pair.startswith("vllm beats kvswap at 2 of 2 points (100%; their 80 % intervals meet at 2), ")
 
 
 def test_a_workload_that_has_no_use_for_a_runtime_refuses_it() -> None:
