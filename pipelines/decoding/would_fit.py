@@ -1,4 +1,4 @@
-"""What would fit where a batch does not: the part of a message that says what to change."""
+"""Finds what would fit where a batch does not: the part of a message that says what to change."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
