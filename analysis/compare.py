@@ -166,7 +166,8 @@ def compare_bars(
     left.set_title("Time to first token" if ranked_by == "ttft_s" else "Throughput of the batch")
     said = [f"line: {line}"] * bool(ends) + ["~: unsure"] * bool({*order} & {*unclear})
     if said:
-        left.set_title("; ".join(said), loc="right", size=8, weight="normal", color=GREY)
+        # Below, where no title is: beside it, what the line is may take more than half of the width.
+        figure.text(0.01, 0.01, "; ".join(said), size=8, color=GREY)
     left.set_xlabel("s" if ranked_by == "ttft_s" else FIGURES[ranked_by].label)
     right.set_title("Energy per request")
     right.set_xlabel("J")

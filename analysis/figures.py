@@ -276,7 +276,7 @@ FIGURES: dict[str, Figure] = {
         None,
         "that were carried out; the rest of the output follows at the pace of the later half",
     ),
-    "batch": Figure("sequences together", None, "decoded in one step; mean"),
+    "batch": Figure("sequences together, mean", None, "decoded in one step; mean over steps"),
     "preemptions": Figure("preemptions", "low", "how often a request gave up its KV for others"),
     "uplink_utilisation": Figure(
         "uplink busy", None, "share of the time from the first arrival to the last token; of several devices, the mean"

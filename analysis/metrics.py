@@ -52,7 +52,8 @@ def metrics_of(
       ``ttft_later_turns_s``: of conversations' first and of their other turns, where there are any; ``load_s``: arrival
       to the context's KV complete (mean); ``tpot_s``: a request's time per token after its first, mean over requests
       with two tokens or more, with ``tpot_p50_s``, ``tpot_p95_s``, ``tpot_p99_s``;
-      ``largest_gap_s``: the longest wait between two tokens of one request; ``throughput_tokens_per_s``: whole
+      ``largest_gap_s``: the longest wait between two tokens of one request, absent where layers leave memory between
+      tokens that were not decoded; ``throughput_tokens_per_s``: whole
       batch, from the first arrival to the last token, or with measure "decode" the tokens after each first one,
       from the earliest first token to the last token. With `slo`: ``slo_attainment``, the share of the requests
       that kept it (one without a first token did not; one of a single token has no time per token to keep), and
@@ -105,6 +106,9 @@ def metrics_of(
     if run.decoded is not None and not run.decoded.steps:
         # All sequences of a lock-step batch are alike, and what was not decoded follows at the mean pace.
         found = {key: value for key, value in found.items() if not key.startswith(("tpot_p", "goodput_"))}
+        if run.decoded.moves_s:
+            # Layers move between tokens that were not decoded: the longest wait is among those.
+            found.pop("largest_gap_s", None)
     return {key: float(value) for key, value in found.items() if value is not None and np.isfinite(value)}
 
 

@@ -49,17 +49,17 @@ def software(scenario: Scenario) -> str | None:
 
 
 def _software(scenarios: Iterable[tuple[str, Scenario]], *, named: bool) -> Iterator[str]:
-    """A line for each device on which runtimes are assumed, with the names of the systems if `named`."""
-    found: dict[str, dict[str, dict[str, None]]] = {}
+    """A line for each device on which runtimes are assumed, and what for, with names of systems if `named`."""
+    found: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for name, scenario in scenarios:
         runtime = None if scenario.backend != "sim" else runtime_of(scenario)
         if runtime is not None and runtime.assumed:
-            found.setdefault(scenario.device.name, {}).setdefault(runtime.about(scenario.device), {})[name] = None
-    for device, by_runtime in found.items():
+            of_device = found.setdefault((runtime.what, scenario.device.name), {})
+            of_device.setdefault(runtime.about(scenario.device), {})[name] = None
+    for (what, device), by_runtime in found.items():
         which = (f"{', '.join(of)}: {about}" if named else about for about, of in by_runtime.items())
         yield (
-            f"what software takes to manage KV outside the processor's memory is assumed on {device}:"
-            f" {'; '.join(which)}; --set runtime=NAME chooses another (kvferry runtimes)"
+            f"{what} is assumed on {device}: {'; '.join(which)}; --set runtime=NAME chooses another (kvferry runtimes)"
         )
 
 

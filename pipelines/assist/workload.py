@@ -17,6 +17,7 @@ from kvferry.cloud.story import Story
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
+from kvferry.pipelines.assist.promises import beyond_tolerated
 from kvferry.pipelines.assist.roles import BOTH, DECODE, PREFILL, Roles, promise, serve
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.missing_storage import without_storage
@@ -167,6 +168,8 @@ class AssistFlow:
             notes.append(f"{found:,} of {n:,} requests {_NOTES[key]}: {first}")
         if said := self._roles.estimates.least_ratio_note(int(max(self._columns["prompt"], default=0))):
             notes.append(said)
+        estimates, wanted = self._roles.estimates, self._system.assist
+        notes += beyond_tolerated(self._columns, self._scenario.assist.workload, estimates, wanted)
         if n > kept:
             notes.append(f"token by token are kept the first {kept:,} of {n:,} requests")
         return Left(

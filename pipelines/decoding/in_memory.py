@@ -1,6 +1,6 @@
 """The flow of decoding with all KV in memory: requests that share a pool of pages, and what they leave behind."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvferry.backends.needs import KvInPages, Needs
 from kvferry.backends.world import World
@@ -128,6 +128,7 @@ class InMemoryFlow:
         together = max((n for n, _ in decoded.steps), default=0)
         notes = (
             *stopped_at_the_most(self._scenario, together),
+            *self._in_waves(together),
             *([] if self._offload is None else [said_of(self._offload)]),
         )
         return Left(requests=records, decoded=decoded, notes=notes)
@@ -135,6 +136,14 @@ class InMemoryFlow:
     def kept(self) -> str:
         n = len(self._requests)
         return f"{self._done:,} of {self._wanted:,} tokens of {n:,} sequence{'s' if n > 1 else ''}"
+
+    def _in_waves(self, together: int) -> Iterator[str]:
+        """Says so where a batch that comes at once did not fit at once: its mean size and rate are of several waves."""
+        wanted = min(asked_batch(self._scenario), len(self._requests))
+        at_once = len({one.arrival_s for one in self._requests}) == 1
+        if at_once and self._done == self._wanted and 0 < together < wanted:
+            fit = f"{together:,} of {wanted:,} sequences fit at once; the others decoded after them"
+            yield f"{fit} (none waits with workload.batch={together})"
 
     @property
     def _attention_mass(self) -> AttentionMass | None:

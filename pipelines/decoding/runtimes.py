@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # The runtime of a system whose paper has no prototype here, on a device where nothing was fitted.
 _USUAL = "kvswap-prototype"
+# The runtime of layers that are launched kernel by kernel from KV in the processor's memory, whatever paper the system
+# is of: the one fitted on such systems (full-flash, full-eager). Others were fitted on KV that lies elsewhere.
+_IN_MEMORY = "specontext-prototype"
 
 
 @lru_cache(maxsize=1)
@@ -45,6 +48,15 @@ class Runtime:
 
     spec: RuntimeSpec
     assumed: bool
+    # All KV is in the processor's memory: what it takes is for layers that are launched kernel by kernel.
+    in_memory: bool = False
+
+    @property
+    def what(self) -> str:
+        """Says to users what it takes time for."""
+        if self.in_memory:
+            return "what software takes to launch layers kernel by kernel"
+        return "what software takes to manage KV outside the processor's memory"
 
     def provenance(self, device: DeviceSpec) -> dict[str, Any]:
         """Returns what a result says of it: name, whether it is assumed, what its times are multiplied with,
@@ -68,18 +80,19 @@ def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtim
     if scenario.workload.kind not in ("decode", "session"):
         return None
     name, system = (scenario.system, system) if system is not None else _decodes(scenario)
-    if system.roles.placement.away is None and system.roles.attention.captured is not False:
+    in_memory = system.roles.placement.away is None
+    if in_memory and system.roles.attention.captured is not False:
         return None
     if scenario.runtime is not None:
-        return Runtime(scenario.runtime, assumed=False)
+        return Runtime(scenario.runtime, assumed=False, in_memory=in_memory)
     device, known = scenario.device, known_runtimes()
     if device.has_runtime:
         return None
     fitted = [one for one in known if device.name in one.devices]
-    of_paper = [one for one in known if one.paper == system.paper]
-    usual = [one for one in known if one.name == _USUAL]
+    of_paper = [] if in_memory else [one for one in known if one.paper == system.paper]
+    usual = [one for one in known if one.name == (_IN_MEMORY if in_memory else _USUAL)]
     spec = next(iter((*fitted, *of_paper, *usual)))
-    return Runtime(spec, assumed=not (spec in fitted and name in spec.systems))
+    return Runtime(spec, assumed=not (spec in fitted and name in spec.systems), in_memory=in_memory)
 
 
 def _decodes(scenario: Scenario) -> tuple[str, DecodeSystem]:

@@ -1,4 +1,4 @@
-"""Part of a message that says what to change where a batch does not fit."""
+"""Finds what would fit where a batch does not: the part of a message that says what to change."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

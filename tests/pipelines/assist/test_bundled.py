@@ -1,5 +1,7 @@
 """The bundled scenario: what crosses its link, and what its phone's window holds."""
 
+import re
+
 import pytest
 
 from kvferry.analysis.metrics import metrics_for
@@ -47,3 +49,26 @@ def test_a_share_that_the_window_does_not_hold_is_noted() -> None:
     assert note.startswith(
         "workload.least_ratio of 1 is not kept for every prompt: the device's window holds 2,560 of 8,192"
     )
+
+
+def test_a_promise_beyond_the_tolerated_pace_is_noted_with_what_keeps_it() -> None:
+    """Loading the model takes longer than the mask and the prefill of a short prompt, and P does not count it."""
+
+    def found(*settings: str) -> tuple[float, list[str]]:
+        scenario = load_scenario("pd_device/assist", ["workload.prompt=512", *settings])
+        run = run_scenario(scenario)
+        notes = [note for note in run.notes if "tau" in note]
+        return metrics_for(scenario, run)["promised_tpot_s"], notes
+
+    pace_s, (note,) = found()
+    assert pace_s > 0.2
+    assert note.startswith(
+        "1 of 1 requests are promised a pace beyond tau = 100 ms, of 254 ms at most (prompt of 512); "
+    )
+    assert "workload.resident=true" in note
+    (tokens,) = re.findall(r"policies\.assist\.tokens=(\d+)", note)
+    kept_s, none = found(f"policies.assist.tokens={tokens}")
+    less_s, still = found(f"policies.assist.tokens={int(tokens) - 1}")
+    assert kept_s <= 0.1 < less_s and none == [] and len(still) == 1
+    resident_s, none = found("workload.resident=true")
+    assert resident_s <= 0.1 and none == []

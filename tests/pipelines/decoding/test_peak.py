@@ -7,6 +7,7 @@ from decoding import leaving, roles_of
 from fake_machine import FakeMachine
 from tiny import DECODING, tiny, tiny_model
 
+from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.decoding.continuous import ContinuousDecode
 from kvferry.pipelines.decoding.passes import Passes
@@ -108,11 +109,20 @@ def test_as_many_decode_together_as_attention_has_memory_for_and_the_rest_waits(
     workload = {"context": 1024, "output": 8}
     most = in_memory("full-eager", 100 * 2**20, workload={**workload, "batch": "max"})
     asked = in_memory("full-eager", 100 * 2**20, workload={**workload, "batch": 5})
-    figures = [metrics_for(scenario, run_scenario(scenario)) for scenario in (most, asked)]
+    runs = [run_scenario(scenario) for scenario in (most, asked)]
+    figures = [metrics_for(scenario, run) for scenario, run in zip((most, asked), runs, strict=True)]
     assert [one["requests_finished"] for one in figures] == [3, 5]
     assert figures[0]["batch"] == 3
-    # Three, then the other two.
+    # Three, then the other two: the mean is no batch that there was, and it is said.
     assert figures[1]["batch"] == 2.5
+    assert FIGURES["batch"].label == "sequences together, mean"
+    said = "3 of 5 sequences fit at once; the others decoded after them (none waits with workload.batch=3)"
+    assert [run.notes for run in runs] == [(), (said,)]
+
+
+def test_requests_that_come_one_by_one_are_no_batch_that_did_not_fit() -> None:
+    workload = {"context": 1024, "output": 8, "batch": 5, "requests": 5, "arrivals": {"rate": "1 requests/hour"}}
+    assert run_scenario(in_memory("full-eager", 100 * 2**20, workload=workload)).notes == ()
 
 
 def test_kernels_differ_in_how_fast_they_decode_and_windows_do_not_slow_down() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import DECODING, changed
 
+from kvferry.analysis.remarks import rests_on
 from kvferry.machine.ops import Bookkeep, FeedForward
 from kvferry.pipelines.checks import check_names
 from kvferry.pipelines.decoding.runtimes import known_runtimes, on_runtime, others, runtime_of
@@ -93,6 +94,27 @@ def test_which_runtime_and_whether_it_is_assumed(changes: dict[str, str], name: 
     found = runtime(kvswap(**changes))
     assert (found.spec.name, found.assumed) == (name, assumed)
     assert bool(others(kvswap(**changes))) == assumed
+
+
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+@pytest.mark.parametrize("system", ["vllm", "full-flashinfer"])
+def test_kernels_launched_over_kv_in_memory_take_what_was_fitted_there_whatever_the_paper(
+    system: str, attention: str
+) -> None:
+    settings = [f"system={system}", f"policies.attention={attention}"]
+    scenario = load_scenario("decode", ["device=rtx-4060", "model=qwen3-8b", *settings])
+    found = runtime(scenario)
+    assert (found.spec.name, found.assumed) == ("specontext-prototype", True)
+    (remark,) = (line for line in rests_on([scenario]) if "specontext-prototype" in line)
+    assert remark.startswith("what software takes to launch layers kernel by kernel is assumed on rtx-4060: ")
+
+
+def test_another_name_for_the_same_kernel_over_kv_in_memory_takes_the_same_time() -> None:
+    def tpot(*settings: str) -> float:
+        return 1 / tokens_per_s(load_scenario("decode", ["device=rtx-4060", "model=qwen3-8b", *settings]))
+
+    named = tpot("system=full-flash")
+    assert tpot("policies.attention=flash") == pytest.approx(named, rel=0.01)
 
 
 def test_a_profile_that_says_what_software_takes_has_no_other_runtime() -> None:

@@ -172,8 +172,11 @@ def test_moves_take_as_much_in_windows_as_over_the_whole_output() -> None:
     moving = {"policies": {"placement": {"name": "progressive", "thresholds": [1100, 1101, 1700, 1701]}}}
     policies = moving["policies"] | {"selected_tokens": 64}
     workload = {**TINY["workload"], "output": 1600, "decoded": 49, "part": "spread"}
-    found, _ = run(policies=policies, workload=workload)
-    still, _ = run(policies=policies | {"placement": {"name": "progressive", "thresholds": [0] * 4}}, workload=workload)
+    found, figures = run(policies=policies, workload=workload)
+    standing = policies | {"placement": {"name": "progressive", "thresholds": [0] * 4}}
+    still, of_still = run(policies=standing, workload=workload)
+    # The longest wait is for a move, and none of the decoded tokens is there.
+    assert ["largest_gap_s" in one for one in (figures, of_still)] == [False, True]
     assert found.decoded is not None
     assert still.decoded is not None
     assert still.decoded.moves_s == 0
