@@ -40,8 +40,13 @@ class Paired:
     courses: int
     interval: tuple[float, float] | None
     at_less: str
+    # At how many points both have the same figure.
+    level: int = 0
 
     def __str__(self) -> str:
+        if self.level == self.points:
+            both = f"{self.better}{self.at_less} and {self.worse}"
+            return f"{both} are level at {self.level} of {self.points} points, by {self.metric}"
         over = f"{self.ahead} of {self.points} points ({self.ahead / self.points:.0%})"
         gain = f"{self.metric} by {self.median:.1%} in the median"
         found = f"{self.better}{self.at_less} beats {self.worse} at {over}, {gain}"
@@ -122,7 +127,7 @@ def _pair(
     gains = np.log([figures[1][place] / figures[0][place] for place in both])
     if not less_is_better(metric):
         gains = -gains
-    if np.median(gains) < 0:
+    if (np.median(gains), (gains > 0).sum()) < (0, (gains < 0).sum()):
         gains, names = -gains, (names[1], names[0])
     courses: dict[str, list[float]] = {}
     for place, gain in zip(both, gains, strict=True):
@@ -130,7 +135,8 @@ def _pair(
     median = _share(metric, float(np.median(gains)))
     ahead = int((gains > 0).sum())
     interval = _interval(metric, list(courses.values())) if len(courses) >= LEAST_COURSES else None
-    return Paired(metric, *names, len(both), ahead, median, len(courses), interval, _at_less(*names, quality))
+    at_less, level = _at_less(*names, quality), int((gains == 0).sum())
+    return Paired(metric, *names, len(both), ahead, median, len(courses), interval, at_less, level)
 
 
 def _at_less(better: str, worse: str, quality: Mapping[str, Mapping[Any, float]]) -> str:
