@@ -66,7 +66,9 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
         yield from (Complaint(("machines", name), what, at_key=True) for name in scenario.machines)
     truth, estimate = scenario.costs.truth, scenario.costs.estimate
     # Of one model for both, what is wrong is said once.
-    costs = {("costs",): truth} if truth == estimate else {("costs", "truth"): truth, ("costs", "estimate"): estimate}
+    costs: dict[tuple[str, ...], str] = (
+        {("costs",): truth} if truth == estimate else {("costs", "truth"): truth, ("costs", "estimate"): estimate}
+    )
     for key, name in costs.items():
         yield from _complaint(key, partial(main_costs, name, scenario.device, scenario.model))
     for name, machine in scenario.machines.items():
