@@ -29,10 +29,27 @@ def unequal_memory(systems: Mapping[str, Metrics], scenarios: Mapping[str, Scena
             by_grant.setdefault(granted(scenario), []).append(name)
     grants = [f"{', '.join(names)}: {grant}" for grant, names in by_grant.items()]
     line += f"; granted: {'; '.join(grants)}" if grants else ""
+    less = [name for name in peaks if scenarios and _takes_less(scenarios[name], systems[name])]
+    if len(less) == len(peaks):
+        return f"{line}; each takes less than it is granted: a larger grant changes none of them"
+    unmoved = f"; {', '.join(less)} {'take' if len(less) > 1 else 'takes'} no more of a larger one" if less else ""
     return (
         f"{line}; --set budget.kv=SIZE --set budget.kv_share=null --set budget.in_memory_kv=SIZE grants all the same,"
-        " of which a system may take less"
+        f" of which a system may take less{unmoved}"
     )
+
+
+def _takes_less(scenario: Scenario, metrics: Metrics) -> bool:
+    """Returns whether a system's KV leaves a good part of its grant unused, so that the grant does not limit it."""
+    from kvferry.pipelines.decoding.budget import free_bytes, sequence_bytes
+    from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+
+    roles = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values).roles
+    if roles.all_in_memory:
+        n_bytes = scenario.decode.budget.in_memory_kv_bytes or free_bytes(scenario, roles)
+    else:
+        n_bytes = metrics["batch"] * sequence_bytes(scenario, roles, round(metrics["batch"]))
+    return _AS_MUCH * metrics[_PEAK] < n_bytes
 
 
 def granted(scenario: Scenario) -> str:

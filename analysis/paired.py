@@ -45,10 +45,15 @@ class Paired:
     courses: int
     interval: tuple[float, float] | None
     at_less: str
+    # At how many points both have the same figure.
+    level: int = 0
     meeting: int = 0
     share: float | None = None
 
     def __str__(self) -> str:
+        if self.level == self.points:
+            both = f"{self.better}{self.at_less} and {self.worse}"
+            return f"{both} are level at {self.level} of {self.points} points, by {self.metric}"
         known = f"; their 80 % intervals meet at {self.meeting}" if self.meeting else ""
         if self.share is not None:
             known = f"; in {human.percent(self.share)} of all samples of what is not known exactly"
@@ -140,7 +145,7 @@ def _pair(
     gains = np.log([figures[1][place][0] / figures[0][place][0] for place in both])
     if not less_is_better(metric):
         gains = -gains
-    if np.median(gains) < 0:
+    if (np.median(gains), (gains > 0).sum()) < (0, (gains < 0).sum()):
         gains, names = -gains, (names[1], names[0])
     courses: dict[str, list[float]] = {}
     for place, gain in zip(both, gains, strict=True):
@@ -148,8 +153,9 @@ def _pair(
     median = _share(metric, float(np.median(gains)))
     ahead = int((gains > 0).sum())
     interval = _interval(metric, list(courses.values())) if len(courses) >= LEAST_COURSES else None
+    at_less, level = _at_less(*names, quality), int((gains == 0).sum())
     meeting = sum(_meet(figures[0][place][1:], figures[1][place][1:]) for place in both)
-    return Paired(metric, *names, len(both), ahead, median, len(courses), interval, _at_less(*names, quality), meeting)
+    return Paired(metric, *names, len(both), ahead, median, len(courses), interval, at_less, level, meeting)
 
 
 def _meet(one: Range, other: Range) -> bool:

@@ -38,6 +38,22 @@ def test_the_table_says_what_each_was_granted_and_the_same_grant_is_taken() -> N
     assert TOLD not in " ".join(repr(equal).split())
 
 
+def test_no_grant_is_advised_to_systems_that_take_less_than_theirs() -> None:
+    systems, settings = ["vllm", "dynakv"], ["device.storage=nvme", "workload.output=8"]
+    found = kvferry.compare("decode", systems, settings, intervals=False)
+    text = " ".join(repr(found).split())
+    assert "each takes less than it is granted: a larger grant changes none of them" in text
+    assert "--set budget.kv=SIZE" not in text
+    more = kvferry.compare("decode", systems, [*settings, "budget.kv=2GB"], intervals=False)
+    assert more["dynakv"].metrics["kv_memory_peak_bytes"] == found["dynakv"].metrics["kv_memory_peak_bytes"]
+
+
+def test_a_system_that_takes_less_than_its_grant_is_named_beside_the_advice() -> None:
+    # Half of a full cache limits kvswap; vllm takes what it needs of all the memory.
+    found = kvferry.compare(changed(DECODING, budget={"kv_share": 0.5}), ["kvswap", "vllm"], intervals=False)
+    assert "of which a system may take less; vllm takes no more of a larger one" in " ".join(repr(found).split())
+
+
 def test_the_report_says_it() -> None:
     from kvferry.api.report_page.page import _of_comparison
     from kvferry.api.report_page.results import Comparison, RunResult

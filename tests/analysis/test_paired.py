@@ -27,6 +27,14 @@ def test_the_better_of_two_by_hand() -> None:
     assert str(one) == "fast beats slow at 3 of 4 points (75%), ttft_s by 38.8% in the median"
 
 
+def test_two_that_are_level_at_every_point_beat_nothing() -> None:
+    (one,) = paired(table(a=[1.0, 2.0], b=[1.0, 2.0]), "ttft_s", AXES)
+    assert str(one) == "a and b are level at 2 of 2 points, by ttft_s"
+    # Level in the median: the one that is better anywhere is the better one.
+    (other,) = paired(table(a=[1.0, 2.0, 3.0], b=[1.0, 2.0, 2.0]), "ttft_s", AXES)
+    assert (other.better, other.ahead, other.level, other.median) == ("b", 1, 2, 0)
+
+
 def test_a_rate_is_better_where_it_is_higher() -> None:
     points = table(a=[1.0, 1.0], b=[1.5, 1.5]).rename(columns={"ttft_s": "throughput_tokens_per_s"})
     (one,) = paired(points, "throughput_tokens_per_s", AXES)
