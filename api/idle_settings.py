@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 
-from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.scenarios.idle import Key
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import DecodeSpec
@@ -29,5 +28,8 @@ def _why_idle(key: Key, scenario: Scenario) -> str:
         return "decoding fetches nothing over a link"
     if key not in _OF_KV_ELSEWHERE or getattr(scenario.budget, _OF_KV_ELSEWHERE[key]) is None:
         return ""
+    # Not at the top: a run of another kind would load what decodes.
+    from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+
     system = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
     return "" if system.roles.placement.away else "its KV is all in memory, which budget.in_memory_kv limits"
