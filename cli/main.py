@@ -140,6 +140,10 @@ app.add_typer(
 )
 
 
+# What the command leaves with behind Ctrl-C and SIGTERM.
+_SIGNALLED = (130, 143)
+
+
 def main() -> None:
     """Run the command and leave with its exit code.
 
@@ -160,12 +164,19 @@ def _leave(code: int) -> None:
     """End the process, also while an op of a live run is still under way, as it can be after an error or a signal.
 
     As Python exits, it ends such a thread at the moment it comes back from torch, which aborts the process: exit code
-    134 in place of `code`. Waiting for the op could take a minute.
+    134 in place of `code`. Waiting for the op could take a minute. So does compiled code that a signal left in its
+    middle, as once in drawing: behind a signal nothing is torn down but what was registered for the end.
     """
     if not any(thread.name.startswith("kvferry ") for thread in threading.enumerate()):
-        # All memory goes with the process: looking for cycles among torch's objects takes a second of processor time.
-        atexit.register(gc.freeze)
-        sys.exit(code)
+        if code in _SIGNALLED:
+            # Ends the processes of a sweep, as Python would first of all.
+            with suppress(KeyboardInterrupt, Terminated):
+                threading._shutdown()  # type: ignore[attr-defined]
+        else:
+            # All memory goes with the process: looking for cycles among torch's objects takes a second of processor
+            # time.
+            atexit.register(gc.freeze)
+            sys.exit(code)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
