@@ -718,9 +718,23 @@ def test_the_end_of_the_process_looks_through_no_objects(monkeypatch: pytest.Mon
     # A test before this one may have left a thread of a live run, which would end this process as it would a command.
     monkeypatch.setattr(main.threading, "enumerate", list)
     with pytest.raises(SystemExit) as left:
-        main._leave(143)
-    assert left.value.code == 143
+        main._leave(1)
+    assert left.value.code == 1
     assert at_exit == [gc.freeze]
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_behind_a_signal_python_is_not_torn_down(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Compiled code that a signal left in its middle aborts there. What ends a sweep's processes still runs."""
+    from kvferry.cli import main
+
+    done: list[Any] = []
+    monkeypatch.setattr(main.threading, "enumerate", list)
+    monkeypatch.setattr(main.threading, "_shutdown", lambda: done.append("threads"))
+    monkeypatch.setattr(main.atexit, "_run_exitfuncs", lambda: done.append("registered"))
+    monkeypatch.setattr(main.os, "_exit", done.append)
+    main._leave(code)
+    assert done == ["threads", "registered", code]
 
 
 def test_paths_of_written_files_are_printed_without_what_a_terminal_obeys(call: Call) -> None:
