@@ -223,7 +223,7 @@ class _Statements:
 
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
         self._question, self._ranked = search.question, ranked
-        # What ran over few turns, but for what then did not over all.
+        # Leave out compositions that ran over few turns and failed over all of them.
         failed = {one.composition for one in search.whole.all} - {one.composition for one in search.whole.ranked()}
         self._few = [one for one in search.few.ranked() if one.composition not in failed]
         self._goes_on = goes_on

@@ -51,7 +51,7 @@ class Question:
 
     @property
     def about(self) -> str:
-        """What happens in the use, and what was asked for in other words than the use's own."""
+        """Returns the use's description, with the settings that the user changed in it."""
         pairs = [text.partition("=")[::2] for text in self.settings]
         asked = {key.removeprefix("workload."): value for key, value in pairs if key.startswith("workload.")}
         if self.described["workload"].get("context") != self.use.workload.get("context"):

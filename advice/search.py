@@ -18,7 +18,7 @@ _FEW_TURNS, _FIRST_S = 3, 7.0
 # Decode systems that were this many times as slow over few turns are not tried over all.
 _HOPELESS = 1.5
 _MOST_ROUNDS = 4
-# What the search for compositions that give up nothing takes of its time; the rest is for those that do.
+# Share of the time for compositions that give up nothing; the rest is for those that do.
 _EXACT_SHARE = 0.6
 
 

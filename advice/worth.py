@@ -67,8 +67,8 @@ def worths(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = (
 
 
 def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, few: bool) -> list[Worth]:
-    """What a part gains beside what gives up just as much; nothing is said where other parts gave up something, and
-    nothing else did."""
+    """Returns what a part gains over compositions that give up just as much; nothing where other parts gave something
+    up and no such composition ran."""
     loss = with_it.composition.loss
     alike = [one for one in lacking if one.composition.loss == ("none" if part.gives_up else loss)]
     if not alike:

@@ -60,8 +60,8 @@ def _draw_parts(axis: Any, assisted: Assisted) -> None:
     if not np.isfinite(assisted.columns["answered_s"]).any():
         # Nothing was asked: all of it is the device's own prefill.
         means["own_prefill_s"] = _mean(assisted.columns["own_first_s"] - assisted.columns["began_s"])
-    # What lies between asking and answering besides is the way there and back. Refinement is part of it where the first
-    # token waits for the mask.
+    # The way there and back takes the rest of the time from asking to the answer. Refinement is part of it where the
+    # first token waits for the mask.
     way = means["answered_s"] - means["waited_s"] - means["cloud_prefill_s"]
     way = max(0.0, way - means["refined_s"] if means["refined_s"] <= way else way) / 2
     for lane, parts, start in ((1, _CLOUD, means["prepared_s"] + way), (0, _DEVICE, 0.0)):

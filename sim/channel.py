@@ -299,7 +299,7 @@ class ChannelEnd:
         crossing.callbacks.append(arrived)
 
     def broke_off(self, parts: Parts) -> None:
-        """One has broken off; who receives is told of the parts that have arrived by then."""
+        """Tells the receiver which parts had arrived when the stream broke off."""
         parts.look()
         self._outgoing.broken_off = Streamed(parts.times_s, parts.values)
 

@@ -18,8 +18,8 @@ from kvferry.specs.errors import InputError
 LEFT_OUT = RATES.with_name("left_out.csv")
 # The share of figures that an interval is to hold.
 LEVEL = 0.8
-# Of fewer devices, not even the largest error holds that share of what a further one would show: where there are no
-# more, an interval is as wide as that, and says so.
+# With fewer devices, even the largest error covers less than that share of a further device's rates: the interval is
+# then as wide as the largest error, and says so.
 LEAST_DEVICES = 4
 
 # What a rate is bound by; prefill and the power of decoding stand by themselves.

@@ -10,7 +10,7 @@ from kvferry.pipelines.parameters import BadParameters, arguments_of
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.errors import InputError, pick
 
-# A system's way to choose, whoever scores: it stays where the selector alone is replaced.
+# Parameters of a system's selector that stay with another selector in its place: per head or over all heads.
 STAYING = ("per_head",)
 # Evaluates the text of annotations, for each role several times in a run.
 _signature = lru_cache(maxsize=256)(inspect.signature)

@@ -51,7 +51,7 @@ SIGN_S = 5.0
 BODY_S = 10.0
 # A device that comes again waits so long for the end of its last channel to be known, looking so often.
 _KNOWN_WITHIN_S, _LOOK_S = 2.0, 0.02
-# Characters of what is told of a message that is none.
+# The most characters of an error about a malformed message.
 _MOST_SAID = 500
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
