@@ -170,8 +170,9 @@ class ChannelEnd:
         self._env, self._incoming, self._outgoing, self._carry, self._names = env, incoming, outgoing, carry, names
         self._broken, self.gone = broken, incoming.gone
         self._closed = False
-        # When the last message of this side arrived.
+        # When the last message of this side arrived; and what fires with the end of a stream whose last parts are late.
         self._arrived_s = 0.0
+        self._ending: simpy.Event | None = None
 
     def send(self, message: Any, n_bytes: float) -> simpy.Event:
         """Send a message. The event fires when it has arrived. Raises RuntimeError on a closed channel, TypeError for
@@ -309,15 +310,23 @@ class ChannelEnd:
         self._outgoing.broken_off = Streamed([max(self._arrived_s, time_s) for time_s in arrivals_s], values)
 
     def _arrive_streamed(self, crossed: simpy.Event, arrivals_s: Sequence[float], values: Sequence[Any]) -> None:
+        if (ending := self._callbacks_of_ending) is not None:
+            ending.append(lambda _: self._arrive_streamed(crossed, arrivals_s, values))
+            return
         before_s = self._arrived_s
         streamed = Streamed([max(before_s, time_s) for time_s in arrivals_s], values)
         late_s = max(arrivals_s, default=0.0) - self._env.now
         if not crossed.ok or late_s <= 0:
             self._arrive(crossed, streamed)
             return
-        there = self._env.timeout(late_s)
+        self._ending = there = self._env.timeout(late_s)
         assert there.callbacks is not None
         there.callbacks.append(lambda there: self._arrive(there, streamed))
+
+    @property
+    def _callbacks_of_ending(self) -> list[Callable[[simpy.Event], None]] | None:
+        """What comes behind a stream does not overtake it; None: none is late."""
+        return None if self._ending is None else self._ending.callbacks
 
     def _deliver(self, message: Any, n_bytes: float) -> simpy.Event:
         crossing = self._carry(*self._names, n_bytes)
@@ -326,7 +335,9 @@ class ChannelEnd:
         return crossing
 
     def _arrive(self, crossed: simpy.Event, message: Any) -> None:
-        if crossed.ok:
+        if (ending := self._callbacks_of_ending) is not None:
+            ending.append(lambda _: self._arrive(crossed, message))
+        elif crossed.ok:
             self._arrived_s = self._env.now
             self._outgoing.put(message)
         else:

@@ -1,6 +1,5 @@
 """An answer as it takes shape on a device: tokens from the cloud, then its own, each shown in its time."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,12 +49,25 @@ class Answer:
             self._display.show(time_s, self._speed.slot_s(len(self.came_s)))
         self.came_s.append(time_s)
 
-    def paced(self, pace_s: float, known_s: float = -math.inf) -> None:
-        """Show what has come and what comes at this pace; 0: as it comes. `known_s`: nothing further before."""
-        self._speed = SpeedController(self.came_s[0], pace_s, known_s)
-        self.following.slot_s = self._speed.slot_s
-        for n in range(1, len(self.came_s)):
-            self._display.show(self.came_s[n], self._speed.slot_s(n))
+    def paced(self, pace_s: float) -> None:
+        """Show what has come and what comes at this pace; 0: as it comes."""
+        self._pace(SpeedController(self.came_s[0], pace_s), 1)
+
+    def put_off(self, place: int, pace_s: float) -> None:
+        """Show those from this place on, which is not due yet, at a slower pace."""
+        assert self._speed is not None
+        self._display.keep(place)
+        self._pace(self._speed.slower(place, pace_s), place)
+
+    def due_behind(self, now_s: float) -> int:
+        """The place of the cloud's first token that is due later than now."""
+        assert self._speed is not None
+        return self._speed.due_behind(now_s)
+
+    def _pace(self, speed: SpeedController, place: int) -> None:
+        self._speed, self.following.slot_s = speed, speed.slot_s
+        for n in range(place, len(self.came_s)):
+            self._display.show(self.came_s[n], speed.slot_s(n))
 
     def due_s(self, n: int) -> float:
         """When the cloud's n-th token is due, at the latest that is known."""

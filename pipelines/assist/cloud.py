@@ -29,6 +29,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.admission import Admission, Place
 from kvferry.pipelines.assist.in_hand import Down, Prompt, Turn
 from kvferry.pipelines.assist.instance import Instance
+from kvferry.pipelines.assist.rest import Mask, say_rest
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots
@@ -238,23 +239,17 @@ class Cloud:
             if place is not None:
                 turn = held.turn = turn or place.instance.decode(request, context, tokens - 1, None)
             breaks = fault if fault is not None and fault.what in ("dies", "stalls") else None
-            whole = not apart or breaks is None or breaks.tokens > 1
-            if apart and refining is not None and whole:
-                message = mask_behind(self._workload, asked, prompt, (yield refining))
+
+            def masked(text: str | None) -> None:
+                message = mask_behind(self._workload, asked, prompt, text)
                 tell(waited_s, there_s - began_s, env.now - max(there_s, placed_s))
                 if fault is not None:
                     spoil_mask(message, fault)
                 channel.send(message, message["bytes"])
-            if turn is not None and whole:
-                stream = channel.stream(handling.answer_token_bytes)
-                try:
-                    yield turn.into(stream, None if breaks is None else breaks.tokens - 1)
-                except Down:
-                    # The device shows what it was sent.
-                    stream.end()
-                    raise
-                if whole := breaks is None or breaks.tokens >= tokens:
-                    stream.end()
+
+            between = None if refining is None or not apart else Mask(refining, masked)
+            silent_behind = None if breaks is None else breaks.tokens - 1
+            whole = yield from say_rest(channel, handling.answer_token_bytes, turn, between, silent_behind)
             if not whole and breaks is not None and breaks.what == "dies":
                 self._gone = True
                 channel.close()

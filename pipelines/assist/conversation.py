@@ -8,7 +8,7 @@ import simpy
 from kvferry.cloud.messages import BadMessage, Message, failed_of
 from kvferry.cloud.said import answer_of, mask_of, token_of, verdict_of
 from kvferry.cloud.story import Story
-from kvferry.machine.channel import Channel, ChannelBroken
+from kvferry.machine.channel import Channel, ChannelBroken, Streamed
 from kvferry.pipelines.assist.answer import Answer
 
 # The end of a stream comes right behind its last token; the device has no use for it.
@@ -24,8 +24,8 @@ class Conversation:
     not count: neither as an answer nor as a sign of life.
 
     ``coming`` fires when the last of the tokens that were asked for is there, or when it is clear that no more will
-    come. `apart`: a mask was asked for in a message of its own. Where something is waited for within so many seconds,
-    None is as long as it takes."""
+    come. `apart`: a mask was asked for in a message of its own, which comes before, between or behind them. Where
+    something is waited for within so many seconds, None is as long as it takes."""
 
     def __init__(
         self,
@@ -38,10 +38,12 @@ class Conversation:
         self._env, self._channel, self._story, self._peer = env, channel, story, peer
         self._first: simpy.Process | None = None
         self._apart = apart
-        self._mask: simpy.Process | None = None
+        # Fires with the mask's message, or with None where there will be none; None: nothing more has been asked for.
+        self._mask: simpy.Event | None = None
         self.coming = env.event()
-        # Fires with the end of the stream of tokens; None: there is none.
+        # Fires with the end of the stream of tokens; None: there is none. And whether it has ended once, for the mask.
         self._ended: simpy.Event | None = None
+        self._halted = False
         self._left = False
 
     def send(self, message: Message, n_bytes: float) -> None:
@@ -69,12 +71,11 @@ class Conversation:
         return None
 
     def mask(self, within_s: float) -> Steps:
-        """Returns the message with the mask: the first response, or one behind it. None: there will be none, or none
-        has come for so long. Then it is still listened for, as the tokens come behind it."""
+        """Returns the message with the mask: the first response, or one behind it, for which `tokens` listens. None:
+        there will be none, or none has come for so long."""
         assert self._first is not None
         said: Message | None = self._first.value
-        mask = self._mask_behind()
-        return said if mask is None else (yield from self._within(within_s, mask, "no mask"))
+        return said if self._mask is None else (yield from self._within(within_s, self._mask, "no mask"))
 
     def verdict(self, drafted: int, within_s: float | None) -> Steps:
         """Returns what the cloud says of this many drafts; None: nothing any more, or not within so long."""
@@ -91,46 +92,28 @@ class Conversation:
             yield self.coming | env.timeout(left_s)
             last_s = max(last_s, self._channel.heard_s)
 
+    @property
+    def mask_follows(self) -> bool:
+        """Whether the first response has come, and the mask in it is to come in a message of its own."""
+        said: Message | None = None if self._first is None or not self._first.triggered else self._first.value
+        return self._apart and said is not None and said["mask"] is None
+
     def tokens(self, answer: Answer) -> simpy.Event:
-        """Has the answer told each further token; returns ``coming``."""
-        env, story = self._env, self._story
-        if story.tokens == 1:
-            answer.ended(env.now, cut=False)
-            return self.coming.succeed()
-        mask = self._mask_behind()
-        if mask is not None and not mask.triggered:
-            assert mask.callbacks is not None
-            mask.callbacks.append(lambda _: self.tokens(answer))
-            return self.coming
-        if mask is not None and mask.value is None:
-            # What comes behind a message that is none is not listened to.
-            self._ends(answer)
-            self.leave()
-            return self.coming
-
-        def came(time_s: float, token: Any) -> None:
-            if self.coming.triggered:
-                # Nobody has asked for it; whatever follows would be kept until the stream ends.
-                self.leave()
-                return
-            try:
-                answer.came(time_s, token_of(token, story, answer.by_text))
-            except BadMessage as error:
-                self._ends(answer, str(error))
-                self.leave()
-            else:
-                if len(answer.came_s) == story.tokens:
-                    self._ends(answer)
-
-        self._ended = env.event()
-        received = self._channel.receive(came)
-        assert received.callbacks is not None
-        received.callbacks.append(lambda received: self._over(received, answer))
+        """Has the answer told each further token, and listens for a mask that follows; returns ``coming``."""
+        if self._story.tokens == 1:
+            answer.ended(self._env.now, cut=False)
+            self.coming.succeed()
+        if self.mask_follows:
+            self._mask = self._env.event()
+        if not self.coming.triggered:
+            self._ended = self._env.event()
+        if self._mask is not None or not self.coming.triggered:
+            self._listen(answer)
         return self.coming
 
     def break_off(self, why: str) -> None:
         """Hang up, unless all that was asked for is there."""
-        if not self.coming.triggered:
+        if not self.coming.triggered or (self._mask is not None and not self._mask.triggered):
             self._happened(why)
             self._channel.hang_up()
 
@@ -151,13 +134,56 @@ class Conversation:
 
     # --- parts of these ------------------------------------------------------------------------------------------
 
-    def _mask_behind(self) -> simpy.Process | None:
-        """Returns what ends with the message that has the mask; None: the first response has it, or none is sent."""
-        assert self._first is not None
-        said: Message | None = self._first.value
-        if self._apart and self._mask is None and said is not None and said["mask"] is None:
-            self._mask = self._env.process(self._next(lambda message: mask_of(message, self._story)))
-        return self._mask
+    def _listen(self, answer: Answer) -> None:
+        """For a stream of tokens, or the mask."""
+
+        def came(time_s: float, token: Any) -> None:
+            if self.coming.triggered:
+                # Nobody has asked for it; whatever follows would be kept until the stream ends.
+                self.leave()
+                return
+            try:
+                answer.came(time_s, token_of(token, self._story, answer.by_text))
+            except BadMessage as error:
+                self._ends(answer, str(error))
+                self.leave()
+            else:
+                if len(answer.came_s) == self._story.tokens:
+                    self._ends(answer)
+
+        received = self._channel.receive(came)
+        assert received.callbacks is not None
+        received.callbacks.append(lambda received: self._received(received, answer))
+
+    def _received(self, received: simpy.Event, answer: Answer) -> None:
+        """A stream of tokens has ended, or broken off; or the mask is there, which may have cut the stream in two."""
+        if self._mask is None or self._mask.triggered or not received.ok:
+            self._over(received, answer)
+        elif isinstance(received.value, Streamed) and not self._halted:
+            self._halted = True
+            if self._ended is not None and self.coming.triggered:
+                self._ended.succeed()
+            self._listen(answer)
+        elif received.value is None or failed_of(received.value, self._story.request):
+            self._over(received, answer)
+        else:
+            self._masked(received.value, self._mask, answer)
+
+    def _masked(self, message: Any, mask: simpy.Event, answer: Answer) -> None:
+        """Something has come that is no stream."""
+        try:
+            found = mask_of(message, self._story)
+        except BadMessage as error:
+            # What comes behind a message that is none is not listened to.
+            self._happened(str(error))
+            self._ends(answer)
+            self.leave()
+            mask.succeed(None)
+            return
+        if found is not None:
+            mask.succeed(found)
+        if found is None or (self._ended is not None and not self._ended.triggered):
+            self._listen(answer)
 
     def _within(self, patience_s: float | None, said: simpy.Event, missing: str = "nothing") -> Steps:
         if patience_s is None:
@@ -201,8 +227,11 @@ class Conversation:
         else:
             received.defused, why = True, str(received.value)
         self._ends(answer, why)
-        assert self._ended is not None
-        self._ended.succeed()
+        if self._mask is not None and not self._mask.triggered:
+            self._happened(why)
+            self._mask.succeed(None)
+        if self._ended is not None and not self._ended.triggered:
+            self._ended.succeed()
 
     def _ends(self, answer: Answer, why: str | None = None) -> None:
         if self.coming.triggered:

@@ -1,7 +1,6 @@
 """The device's role: it asks, shows what comes at a steady pace, and catches up by itself (P/D-Device 3.3). Where the
 cloud is gone, silent, or sends what cannot be used, it finishes the answer without it."""
 
-import math
 from collections.abc import Generator
 from functools import partial
 from typing import Any, TypeVar
@@ -140,19 +139,23 @@ class Device:
             yield from self._by_itself(machine, story, answer, beginning, before, ready_s, cloud)
         else:
             self._began(machine, story, answer, said)
-            masked = yield from cloud.mask(self._mask_patience_s(story))
-            if masked is not None and masked is not said:
-                story.response_bytes += masked["bytes"]
             coming = cloud.tokens(answer)
+            if follows := cloud.mask_follows:
+                self._promised(machine, story, answer, refined, beginning, ready_s, least_s, said)
+            masked = yield from cloud.mask(self._mask_patience_s(story))
+            if masked is not None and follows:
+                story.response_bytes += masked["bytes"]
             if refined > beginning:
                 expected, refined = refined, (yield from self._unpacked(machine, story, masked, refined))
                 if refined > expected:
                     leases.append(self._hold(machine, refined - expected))
             rest = refined - beginning
             story.unpacked_s = env.now
-            known_s = env.now if masked is not said else -math.inf
             expected_s = self._expected_s(machine, ready_s, rest, here + beginning)
-            self._paced(story, answer, refined, expected_s, said, known_s)
+            if follows:
+                self._kept(machine, story, answer, refined, expected_s)
+            else:
+                self._paced(story, answer, refined, expected_s, said)
             yield self._prefill(machine, story, rest, beginning, before) if rest else before[0]
             story.own_first_s = env.now
             if self._help.catch_up == "prefill" and answer.all_came and 1 < len(answer) < story.output:
@@ -212,7 +215,7 @@ class Device:
 
     def _mask_patience_s(self, story: Story) -> float:
         """How long a mask behind the first token is waited for: no longer than for any word of the cloud's."""
-        wait_s, token_s = max(_MASK_S, _AT_LEAST_EXPECTED * self._pace.refine_s(story)), self._patience(story).token_s
+        wait_s, token_s = max(_MASK_S, _AT_LEAST_EXPECTED * self._pace.mask_s(story)), self._patience(story).token_s
         return wait_s if token_s is None else min(wait_s, token_s)
 
     def _unpacked(self, machine: Machine, story: Story, said: Message | None, refined: int) -> Steps[int]:
@@ -339,18 +342,38 @@ class Device:
         """When the device's own first token is expected, where it can prefill the rest of a prompt from `ready_s`."""
         return max(ready_s, machine.env.now) + (self._estimates.prefill_s(rest, before) if rest else 0.0)
 
-    def _paced(
+    def _paced(self, story: Story, answer: Answer, refined: int, expected_s: float, said: Message) -> None:
+        """Show tokens at the pace of Eq. 4; as they come, where all are to come from the cloud."""
+        story.pace_s = self._pace.of_s(story, refined, expected_s, said["tpot_s"])
+        answer.paced(story.pace_s or 0.0)
+
+    def _promised(
         self,
+        machine: Machine,
         story: Story,
         answer: Answer,
         refined: int,
-        expected_s: float,
+        beginning: int,
+        ready_s: float,
+        least_s: float | None,
         said: Message,
-        known_s: float = -math.inf,
     ) -> None:
-        """Show tokens at the pace of Eq. 4; as they come, where all are to come from the cloud."""
-        story.pace_s = self._pace.of_s(story, refined, expected_s, said["tpot_s"])
-        answer.paced(story.pace_s or 0.0, known_s)
+        """The same before the mask is there, no faster than the cloud was asked for."""
+        unpacked_s = machine.env.now + self._pace.mask_s(story) + self._workload.handling.unpack_token_s * story.prompt
+        rest, here = refined - beginning, story.behind.here
+        expected_s = max(ready_s, unpacked_s) + (self._estimates.prefill_s(rest, here + beginning) if rest else 0.0)
+        self._paced(story, answer, refined, expected_s, said)
+        if story.pace_s is not None and least_s is not None and story.pace_s < least_s:
+            story.pace_s = least_s
+            answer.paced(least_s)
+
+    def _kept(self, machine: Machine, story: Story, answer: Answer, refined: int, expected_s: float) -> None:
+        """What is left of the cloud's tokens covers a first token of the device's own that is later than promised."""
+        if story.pace_s is not None:
+            place = answer.due_behind(machine.env.now)
+            rest_s = self._pace.rest_s(story, refined, expected_s, place, answer.due_s(place - 1))
+            if rest_s is not None:
+                answer.put_off(place, rest_s)
 
     def _hold(self, machine: Machine, tokens: int) -> Lease:
         """Memory for the KV of this many tokens; the device keeps no more than its window. Raises

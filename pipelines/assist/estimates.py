@@ -182,6 +182,12 @@ class Estimates:
         context = behind.here + prompt + self._scenario.assist.workload.output / 2
         return Alone(ttft_s=ready_s, tpot_s=self.tpot_s(context))
 
+    def mask_s(self, prompt: int, ratio: float, link: LinkSpec | None = None) -> float:
+        """How much later than the first token a mask in a message of its own comes."""
+        workload = self._scenario.assist.workload
+        sent_s = _sent_s(mask_bytes(workload, prompt, ratio), link or self._scenario.link)
+        return workload.handling.refine_token_s * prompt + sent_s
+
     def least_ratio_note(self, prompt: int) -> str | None:
         """What a scenario's least share of prompts of this length is cut to by the device's window; None: it is not."""
         least, window = self._scenario.assist.workload.least_ratio, self._window
@@ -209,7 +215,6 @@ class Estimates:
         apart = wanted.mask == "behind-token" and ratio < 1
         answer_bytes = response_bytes(workload, prompt, 1.0 if apart else ratio)
         sent_s = _sent_s(sent * handling.prompt_token_bytes, link.up or link) + _sent_s(answer_bytes, link)
-        mask_s = _sent_s(mask_bytes(workload, prompt, ratio), link) if apart else 0.0
         priced_s = {
             f"the cloud's prefill of {sent:,} tokens": self.prefilling.prefill_s(
                 sent - cached, self._serving, behind.there + cached
@@ -231,7 +236,7 @@ class Estimates:
             prompt_tokens=prompt,
             cloud_s_per_token=cloud_s / prompt,
             device_s_per_token=device_s / refined,
-            compress_s=handling.refine_token_s * prompt + mask_s,
+            compress_s=self.mask_s(prompt, ratio, link) if apart else handling.refine_token_s * prompt,
             decompress_s=handling.unpack_token_s * prompt,
             round_trip_s=round_trips_of(link).mean_s + sent_s + handling.forward_s,
             cloud_tpot_s=cloud_tpot_s,

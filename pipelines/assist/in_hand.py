@@ -71,6 +71,10 @@ class Turn:
             self._send(token)
         return self._sent or self.done
 
+    def go_on_into(self, stream: MessageStream) -> None:
+        """Send its further tokens into another stream, as many as of the first."""
+        self._stream = stream
+
     def _send(self, token: str | None) -> None:
         assert self._stream is not None
         if self._sent is None:

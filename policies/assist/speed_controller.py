@@ -3,7 +3,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 # Sums of times are equal up to so much.
 _ROUNDING_S = 1e-9
@@ -17,18 +18,29 @@ class SpeedController:
 
     A token that is there neither by its slot nor when the device has one of its own for the same place is not waited
     for: the device's own is shown, and the cloud's further tokens are not. So nobody waits longer between two tokens
-    than `pace_s` and what the link delays one token more than another, or than the device itself takes. No slot is
-    before `known_s`, when the pace became known: a mask behind the first token makes the second wait.
+    than `pace_s` and what the link delays one token more than another, or than the device itself takes. `from_place`,
+    `then_s`: the pace from this place on, where the device has learnt that it takes longer.
     """
 
     first_s: float
     pace_s: float
-    known_s: float = -math.inf
+    from_place: float = math.inf
+    then_s: float = 0.0
 
     def slot_s(self, n: int) -> float:
         """When the cloud's n-th token is due; the first is number 0."""
-        due_s = self.first_s + self.pace_s * n
-        return max(due_s, self.known_s) if n else due_s
+        if n < self.from_place:
+            return self.first_s + self.pace_s * n
+        return self.slot_s(int(self.from_place) - 1) + self.then_s * (n + 1 - self.from_place)
+
+    def due_behind(self, now_s: float) -> int:
+        """The place of the first token that is due later than now."""
+        place = max(1, math.ceil((now_s - self.first_s) / self.pace_s))
+        return place if self.slot_s(place) > now_s else place + 1
+
+    def slower(self, place: int, pace_s: float) -> Self:
+        """The same up to this place, and another pace from there on."""
+        return replace(self, from_place=place, then_s=pace_s)
 
     def own_from(
         self, came_s: Sequence[float], tokens: int, ready_s: float, tpot_s: float, ended_s: float | None = None

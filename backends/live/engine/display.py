@@ -45,9 +45,11 @@ class LiveDisplay:
 
     def _show(self) -> Generator[simpy.Event, Any, None]:
         while self._waiting:
-            slot_s = self._waiting.popleft()
-            if slot_s > self._env.now:
+            if (slot_s := self._waiting[0]) > self._env.now:
                 yield at(self._env, slot_s)
+                # It may have been dropped, or another is the next one now.
+                continue
+            self._waiting.popleft()
             self._shown_s.append(self._env.now)
         self._showing = False
         self._answer()

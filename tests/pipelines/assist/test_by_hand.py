@@ -59,8 +59,11 @@ def test_a_mask_behind_the_first_token_which_does_not_wait_for_it() -> None:
     # Unpacked in 10 ms; 250 tokens are prefilled in 250.
     own_s = mask_s + 0.010 + 0.250
     assert got["own_first_s"] == pytest.approx(own_s)
-    pace_s = 0.020 + (own_s - first_s) / 4
+    # The device does not know that yet: it expects its own behind 20 ms of refining, the mask on its way, and 260.
+    pace_s = 0.020 + (0.020 + (got["response_bytes"] - 1100) * 1e-6 + 0.260) / 4
     assert got["pace_s"] == pytest.approx(pace_s)
+    # The first response's own 1.1 ms are over when it looks, so that the mask is sooner by these.
+    assert first_s + 4 * (pace_s - 0.020) == pytest.approx(own_s + 0.0011)
     shown_s = [first_s + pace_s * n for n in range(5)] + [own_s + 0.020 * n for n in range(5, 10)]
     assert one.token_times_s == pytest.approx(shown_s)
     # The cloud decodes from the first token on, and is done with refining when the device hears of it.
@@ -76,22 +79,48 @@ def test_as_problem_p_has_it_where_the_mask_comes_behind() -> None:
     assert (got["ratio"], got["tokens"]) == (0.25, 7)
 
 
-def test_a_second_token_waits_for_a_mask_that_takes_long() -> None:
+def test_no_token_waits_for_a_mask_that_takes_long() -> None:
     # 200 us for each of 1,000 tokens: refined by 339 ms. The cloud's nine tokens are there by 219.
     handling = {**BY_HAND["workload"]["handling"], "refine_token": "200 us"}
     help_ = "policies.assist={tokens: 9, ratio: 0.25, mask: behind-token}"
     run = ran(help_, workload={"handling": handling, "output": 20})
     got, (one,) = only(run), run.requests
-    first_s = 0.1501
-    mask_s = 0.339 + 0.010 + (got["response_bytes"] - 1100) * 1e-6
-    pace_s = 0.020 + (mask_s + 0.260 - first_s) / 8
+    first_s, sent_s = 0.1501, (got["response_bytes"] - 1100) * 1e-6
+    # 200 ms of refining, the mask on its way, 10 of unpacking and 250 of prefill over eight tokens of 20 ms.
+    pace_s = 0.020 + (0.200 + sent_s + 0.260) / 8
     assert got["pace_s"] == pytest.approx(pace_s)
-    # The pace is known when the mask is unpacked, by when the second and the third token are due.
-    known_s = mask_s + 0.010
-    assert first_s + 2 * pace_s < known_s < first_s + 3 * pace_s
-    shown_s = [first_s, *2 * [known_s], *(first_s + pace_s * n for n in range(3, 9))]
-    assert one.token_times_s[:9] == pytest.approx(shown_s)
-    assert got["largest_gap_s"] == pytest.approx(known_s - first_s)
+    own_s = 0.339 + 0.010 + sent_s + 0.260
+    assert got["own_first_s"] == pytest.approx(own_s)
+    shown_s = [first_s + pace_s * n for n in range(9)] + [own_s + 0.020 * n for n in range(9, 20)]
+    assert one.token_times_s == pytest.approx(shown_s)
+    assert got["largest_gap_s"] == pytest.approx(pace_s)
+
+
+def test_a_mask_that_is_late_slows_down_what_is_left_of_the_clouds_tokens() -> None:
+    # From 155 ms on nothing crosses for 0.3 s: behind the first token, which is there at 150.1. All that was sent
+    # meanwhile comes at 455 ms: a token of 100 B, then the mask.
+    run = ran(
+        "policies.assist={tokens: 9, ratio: 0.25, mask: behind-token, patience: 5 s}",
+        workload={"output": 20},
+        link={"outages": [{"start": "155 ms", "duration": "300 ms"}]},
+    )
+    got, (one,) = only(run), run.requests
+    first_s, sent_s = 0.1501, (got["response_bytes"] - 1100) * 1e-6
+    # Promised as though nothing were late: 280 ms over eight tokens, by the link's mean rate.
+    promised_s = got["pace_s"]
+    assert promised_s == pytest.approx(0.020 + (0.020 + sent_s + 0.260) / 8, abs=1e-5)
+    unpacked_s = got["unpacked_s"] + first_s
+    assert 0.465 < unpacked_s < 0.470
+    own_s = unpacked_s + 0.250
+    assert got["own_first_s"] == pytest.approx(own_s)
+    # By then six were due, the second at 205 ms: they are there at 455. The seventh of nine is next, at 480 ms: it and
+    # the two behind it cover what is left.
+    place, before_s = 6, first_s + 5 * promised_s
+    assert before_s < unpacked_s < before_s + promised_s
+    pace_s = 0.020 + (own_s + 5 * 0.020 - before_s) / 3
+    assert one.token_times_s[1] == pytest.approx(0.455, abs=2e-3)
+    assert one.token_times_s[place:9] == pytest.approx([before_s + pace_s * n for n in (1, 2, 3)])
+    assert one.token_times_s[9:] == pytest.approx([own_s + 0.020 * n for n in range(9, 20)])
 
 
 def test_under_the_papers_smoothing_the_stream_stalls() -> None:
