@@ -87,6 +87,10 @@ class Prices:
             self._steps[key] = self._price(DecodeStep(*key))
         return self._steps[key]
 
+    def kept_s(self, kept_tpot_s: float, tokens: int) -> float:
+        """The time per token that a request of this many, prompt and answer, is promised at least."""
+        return max(kept_tpot_s, self.most_step_s(1, tokens))
+
     def kept_tpot_s(self, serving: Serving) -> float:
         """The time per token that an instance keeps: as `serving` says, or of a step with all slots held that fit its
         memory, at the workload's lengths, but no more than users tolerate, where one request alone allows that."""
@@ -126,6 +130,11 @@ class Estimates:
         """The time per token that instances keep."""
         assert self.decoding is not None
         return self.decoding.kept_tpot_s(self._serving)
+
+    def kept_s(self, tokens: int) -> float:
+        """The time per token that a cloud is expected to promise a request of this many, prompt and answer."""
+        assert self.decoding is not None
+        return self.decoding.kept_s(self.kept_tpot_s, tokens)
 
     def prefill_s(self, tokens: int, before: int = 0) -> float:
         """The device's."""

@@ -109,7 +109,7 @@ class Instance:
 
     def kept_s(self, tokens: int) -> float:
         """The time per token that a request of this many, prompt and answer, is promised at least."""
-        return max(self._kept_tpot_s, self._prices.most_step_s(1, tokens))
+        return self._prices.kept_s(self._kept_tpot_s, tokens)
 
     def bears(self, tokens: int) -> bool:
         """Whether promises hold with another request of this many tokens."""

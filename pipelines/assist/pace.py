@@ -29,8 +29,8 @@ class Pace:
 
     def of_s(self, story: Story, refined: int, expected_s: float, cloud_tpot_s: float) -> float | None:
         """The pace at which tokens from the cloud are shown (Eq. 4), where the device expects its own first token at
-        `expected_s`, and never faster than the cloud promises them, as far as users tolerate its promise; None where
-        there is nothing to pace. The paper lets prefill begin when the request is sent."""
+        `expected_s`, and never faster than the cloud promises them, as far as users tolerate its promise or it could
+        keep no other; None where there is nothing to pace. The paper lets prefill begin when the request is sent."""
         if min(story.tokens, story.planned) < 2:
             return None
         assert story.first_s is not None and story.asked_s is not None
@@ -39,7 +39,14 @@ class Pace:
         else:
             amortised_s = expected_s - story.first_s
         own_s = self._covering_s(story, refined, amortised_s)
-        return max(own_s, min(cloud_tpot_s, self._workload.tolerable_tpot_s))
+        kept_s = self._estimates.kept_s(story.behind.here + story.prompt + story.tokens)
+        return max(own_s, min(cloud_tpot_s, max(kept_s, self._workload.tolerable_tpot_s)))
+
+    def alone_s(self, story: Story) -> float | None:
+        """The pace that is asked of a cloud which answers alone, where help was wanted: its first token then waits for
+        what the others need, as that of one which helps. None: none is, as in the paper."""
+        asked = story.beyond is not None and self._help.mask == "behind-token"
+        return self._workload.tolerable_tpot_s if asked else None
 
     def rest_s(self, story: Story, refined: int, expected_s: float, place: int, shown_s: float) -> float | None:
         """The same for tokens from this place on, where the one before is shown at `shown_s`: the device has learnt
