@@ -157,17 +157,18 @@ class Conversation:
 
     def _received(self, received: simpy.Event, answer: Answer) -> None:
         """A stream of tokens has ended, or broken off; or the mask is there, which may have cut the stream in two."""
-        if self._mask is None or self._mask.triggered or not received.ok:
+        message = received.value
+        if self._mask is None or self._mask.triggered or not received.ok or message is None:
             self._over(received, answer)
-        elif isinstance(received.value, Streamed) and not self._halted:
+        elif isinstance(message, Streamed) and not self._halted:
             self._halted = True
             if self._ended is not None and self.coming.triggered:
                 self._ended.succeed()
             self._listen(answer)
-        elif received.value is None or failed_of(received.value, self._story.request):
+        elif isinstance(message, Streamed) or failed_of(message, self._story.request):
             self._over(received, answer)
         else:
-            self._masked(received.value, self._mask, answer)
+            self._masked(message, self._mask, answer)
 
     def _masked(self, message: Any, mask: simpy.Event, answer: Answer) -> None:
         """Something has come that is no stream."""

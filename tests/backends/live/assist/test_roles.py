@@ -2,6 +2,7 @@
 
 import re
 import time
+from threading import Event
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ pytest.importorskip("torch")
 from deadline import deadline
 from tiny import changed
 
+from kvferry.backends.live.assist.runner import AssistRunner
 from kvferry.model.request_session import RequestSession
+from kvferry.pipelines.assist import device as device_module
+from kvferry.pipelines.assist.answer import Answer
 from kvferry.pipelines.assist.device import Device
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
@@ -126,6 +130,71 @@ def test_a_mask_behind_the_first_token_leads_to_the_same_tokens() -> None:
         assert column(run, "lost") == [0]
     # One more frame crosses, of 60 B.
     assert column(behind, "response_bytes")[0] == column(with_token, "response_bytes")[0] + 60
+
+
+class Refining:
+    """A refiner that takes until its device has been told so many tokens, and that is waited for."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, told: int, patience_s: float = 60.0) -> None:
+        self.made_behind: list[int] = []
+        self._told, self._enough = 1, Event()
+        refine, came = AssistRunner._refine, Answer.came
+
+        def slowly(runner: AssistRunner, *args: Any) -> str:
+            assert self._enough.wait(30)
+            self.made_behind.append(self._told)
+            return refine(runner, *args)
+
+        def counted(answer: Answer, *args: Any) -> None:
+            came(answer, *args)
+            self._told += 1
+            if self._told >= told:
+                self._enough.set()
+
+        patch.setattr(AssistRunner, "_refine", slowly)
+        patch.setattr(Answer, "came", counted)
+        patch.setattr(device_module, "_MASK_S", patience_s)
+
+    def over(self) -> None:
+        self._enough.set()
+
+
+def test_tokens_come_while_a_mask_is_made_and_go_on_behind_it(monkeypatch: pytest.MonkeyPatch, alone: str) -> None:
+    refining = Refining(monkeypatch, told=3)
+    with deadline(120):
+        run = ran(device=SLOW, policies=BEHIND)
+    assert refining.made_behind[0] >= 3
+    assert said(run)[:5] == alone[:5]
+    assert (column(run, "came"), column(run, "lost")) == ([5], [0])
+
+
+@pytest.mark.parametrize("what", ["stalls", "dies"])
+def test_nothing_comes_behind_the_token_at_which_a_cloud_falls_silent(
+    what: str, monkeypatch: pytest.MonkeyPatch, alone: str
+) -> None:
+    # The mask is made behind the third, and so is not sent.
+    Refining(monkeypatch, told=3, patience_s=1.0)
+    with deadline(120):
+        run = ran(device=SLOW, policies=BEHIND, workload={"fault": {"what": what, "tokens": 3}})
+    assert said(run) == alone
+    assert (column(run, "came"), column(run, "lost")) == ([3], [1])
+    assert ("no mask has come" if what == "stalls" else "has ended the conversation, behind token 3") in run.notes[0]
+
+
+def test_a_mask_that_comes_when_it_has_been_given_up_is_of_no_use(monkeypatch: pytest.MonkeyPatch, alone: str) -> None:
+    refining, prefill = Refining(monkeypatch, told=99, patience_s=0.2), Device._prefill
+
+    def then(self: Device, *args: Any) -> Any:
+        # The whole prompt, at once, without it.
+        if args[3]:
+            refining.over()
+        return prefill(self, *args)
+
+    monkeypatch.setattr(Device, "_prefill", then)
+    with deadline(120):
+        run = ran(device=SLOW, policies=BEHIND)
+    assert said(run) == alone
+    assert "no mask has come from cloud for 0.2 s" in run.notes[0]
 
 
 def test_a_mask_that_never_comes_behind_the_only_token_keeps_no_run_from_its_end(alone: str) -> None:
