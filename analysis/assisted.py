@@ -8,6 +8,8 @@ from kvferry.pipelines.record import Assisted, Run
 from kvferry.specs.machine import DEVICES
 from kvferry.specs.workload import SloSpec
 
+# A gap counts as longer than promised by more than a frame of a display that shows sixty in a second.
+_FRAME_S = 1 / 60
 # Parts of the wait for a first token, and of the device's own first token behind it (Fig. 9).
 _PARTS = ("prepared_s", "answered_s", "waited_s", "cloud_prefill_s", "refined_s", "unpacked_s", "own_prefill_s")
 
@@ -50,8 +52,9 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
     ``assisted_tokens``: the ones that came from the cloud in time to be used, mean and largest over the requests to
     which any came; ``planned_tokens``: L, which those requests asked for. ``assisted_share`` of all were helped.
     ``promised_tpot_s``: the pace of Eq. 4. Figures of a part of the wait are means over the requests that have it.
-    ``lost_share``: of requests with which something went wrong in the cloud; none is not said. ``right_share``: of
-    answers that begin as they should, of those where that is known. ``energy_j`` and its parts are per request, of
+    ``lost_share``: of requests with which something went wrong in the cloud, ``uneven_share``: of those that were
+    promised a pace, with a gap beyond it; none is not said. ``right_share``: of answers that begin as they should, of
+    those where that is known. ``energy_j`` and its parts are per request, of
     devices while they had one."""
     columns = assisted.columns
     n = len(columns["arrival_s"])
@@ -84,6 +87,7 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
         "planned_tokens_max": _most(columns["tokens"][sent]),
         "assisted_ratio": _mean(columns["ratio"][helped]),
         "lost_share": float((columns["lost"] > 0).mean()) if columns["lost"].any() else np.nan,
+        "uneven_share": _uneven_share(columns["largest_gap_s"], columns["pace_s"]),
         "corrected_tokens": _mean(columns["corrected"]),
         "right_share": _mean(columns["right"]),
         "promised_tpot_s": _mean(columns["pace_s"]),
@@ -107,6 +111,11 @@ def assisted_metrics(assisted: Assisted, slo: SloSpec | None) -> dict[str, float
         found |= {f"energy_{part}_j": total_j / n for part, total_j in sorted(assisted.energy_j.items())}
         found["energy_j"] = sum(assisted.energy_j.values()) / n
     return {key: value for key, value in found.items() if np.isfinite(value)}
+
+
+def _uneven_share(gaps_s: np.ndarray, paces_s: np.ndarray) -> float:
+    uneven = gaps_s > paces_s + _FRAME_S
+    return float(uneven.sum() / np.isfinite(paces_s).sum()) if uneven.any() else np.nan
 
 
 def _percentiles(name: str, values: np.ndarray) -> dict[str, float]:

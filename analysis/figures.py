@@ -169,6 +169,11 @@ FIGURES: dict[str, Figure] = {
         "share with which something went wrong in the cloud, or one of its tokens came behind the device's own; one "
         "that is late and still comes first is in the largest gap alone",
     ),
+    "uneven_share": Figure(
+        "let down by pace",
+        "low",
+        "share of requests with a promised pace that had a gap longer than it by more than 17 ms, a frame of a display",
+    ),
     "corrected_tokens": Figure(
         "tokens corrected", None, "cloud's tokens where the device's model would have said another; mean"
     ),
@@ -342,6 +347,7 @@ COMPARED_ASSISTED = (
     "promised_tpot_s",
     "tpot_s",
     "lost_share",
+    "uneven_share",
     "total_energy_j",
     "energy_j",
     "cloud_energy_j",

@@ -96,6 +96,30 @@ def test_a_stream_is_there_with_its_last_part() -> None:
     assert env.now == pytest.approx(0.21) and came_s == pytest.approx([0.11, 0.21])
 
 
+def test_what_is_sent_behind_a_stream_comes_behind_its_last_part() -> None:
+    # Two parts of 1 MB, a word, another part and a word: these cross in no time, and are there when the second is.
+    env = simpy.Environment()
+    board = Switchboard(env, Accesses(env, {"phone": access(env)}))
+    here, there = board.open("cloud", "phone"), board.open("phone", "cloud")
+    for parts, n_bytes, word in ((2, 1 * MB, "first"), (1, 10.0, "second")):
+        stream = here.stream(n_bytes)
+        for _ in range(parts):
+            stream.put(word)
+        stream.end()
+        here.send(word, 0.0)
+    came: list[tuple[object, float]] = []
+
+    def phone() -> simpy.events.ProcessGenerator:
+        for _ in range(4):
+            found = yield there.receive(lambda time_s, part: came.append((part, time_s)))
+            if isinstance(found, str):
+                came.append((found, env.now))
+
+    env.run(until=env.process(phone()))
+    assert [what for what, _ in came] == ["first", "first", "first", "second", "second"]
+    assert [time_s for _, time_s in came] == pytest.approx([0.11, 0.21, 0.21, 0.21, 0.21])
+
+
 def test_a_message_over_a_link_that_ends_is_lost_and_its_sender_learns_of_it() -> None:
     env = simpy.Environment()
     short = RateTrace.constant(1.0).shifted(0.0)

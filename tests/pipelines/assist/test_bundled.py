@@ -72,3 +72,10 @@ def test_a_promise_beyond_the_tolerated_pace_is_noted_with_what_keeps_it() -> No
     assert kept_s <= 0.1 < less_s and none == [] and len(still) == 1
     resident_s, none = found("workload.resident=true")
     assert resident_s <= 0.1 and none == []
+
+
+def test_gaps_beyond_the_promise_are_counted() -> None:
+    """Under the paper's smoothing the stream stalls once, in every answer; by default in none, which is not said."""
+    for smoothing, uneven in (("paper", 1.0), ("causal", None)):
+        found = load_scenario("pd_device/assist", [f"policies.assist.smoothing={smoothing}"])
+        assert metrics_for(found, run_scenario(found)).get("uneven_share") == uneven

@@ -54,6 +54,29 @@ def test_where_it_is_clear_that_none_will_come_no_slot_is_waited_for() -> None:
     assert controller.own_from([1.0], 3, 1.0, 0.5, 2.0) == (1, 0.5)
 
 
+def test_a_slower_pace_from_a_place_on() -> None:
+    # Slots at 1, 3, 5 and, from the third place on, 4 apart: 9, 13.
+    slower = SpeedController(1.0, 2.0).slower(3, 4.0)
+    assert [slower.slot_s(n) for n in range(5)] == [1.0, 3.0, 5.0, 9.0, 13.0]
+    assert [slower.due_behind(now_s) for now_s in (0.0, 1.0, 2.9, 3.0, 3.1)] == [1, 1, 1, 2, 2]
+
+
+def test_tokens_that_are_there_are_put_off_as_well() -> None:
+    env = simpy.Environment()
+    answer = Answer(SimDisplay(env))
+    answer.began(1.0, None)
+    answer.paced(2.0)
+    for _ in range(3):
+        answer.came(1.5, None)
+    assert answer.due_behind(3.5) == 2
+    answer.put_off(2, 4.0)
+    answer.came(20.0, None)
+    assert env.run(until=answer.shown()).tolist() == [1.0, 3.0, 7.0, 11.0, 20.0]
+    # Nor does a machine that decodes through them wait less.
+    assert answer.following.slot_s is not None
+    assert answer.following.slot_s(4) == 15.0
+
+
 def shown_of(smoothing: Smoothing, late_s: np.ndarray) -> np.ndarray:
     of = replace(PHONE, smoothing=smoothing)
     best = best_setting(of)

@@ -240,6 +240,21 @@ def test_a_slot_that_passes_between_two_reads_of_the_clock_is_shown_at_once(
     assert (np.diff(shown_s) > 0).all()
 
 
+def test_what_is_put_off_is_shown_in_its_new_slot() -> None:
+    env = WallClockEnvironment()
+    display = LiveDisplay(env)
+    for slot_s in (0.0, 1.0, 1.1):
+        display.show(0.0, slot_s)
+    # It waits for the second by now, which is not shown in its old slot.
+    env.run(until=env.timeout(0.01))
+    display.keep(1)
+    for slot_s in (1.3, 1.4):
+        display.show(0.0, slot_s)
+    shown_s = env.run(until=display.shown())
+    assert len(shown_s) == 3
+    assert shown_s[1] >= 1.3 and shown_s[2] >= 1.4
+
+
 def test_a_time_out_fires_under_a_flood_of_news() -> None:
     env, most = WallClockEnvironment(), 20_000
 
