@@ -169,11 +169,7 @@ FIGURES: dict[str, Figure] = {
         "share with which something went wrong in the cloud, or one of its tokens came behind the device's own; one "
         "that is late and still comes first is in the largest gap alone",
     ),
-    "uneven_share": Figure(
-        "let down by pace",
-        "low",
-        "share of requests with a promised pace that had a gap longer than it by more than 17 ms, a frame of a display",
-    ),
+    "uneven_share": Figure("let down by pace", "low", "of requests: a gap 17 ms, one frame, beyond the promise"),
     "corrected_tokens": Figure(
         "tokens corrected", None, "cloud's tokens where the device's model would have said another; mean"
     ),

@@ -8,7 +8,7 @@ from typing import Literal
 # prefill at TTFT_c: what is shown stalls once. `causal`: TTFT_d - TTFT_c, the time that the device really takes.
 Smoothing = Literal["causal", "paper"]
 # How the mask reaches the device. `with-token`: in one message with the first token, which waits for it (3.3).
-# `behind-token`: in a message of its own, for which the first token does not wait.
+# `behind-token`: in a message of its own, for which no token waits.
 MaskComes = Literal["with-token", "behind-token"]
 
 
