@@ -60,7 +60,8 @@ class Help:
     `patience_of` has them; None: it waits as long as it takes. ``refiner``: what chooses, where there is
     real attention; votes count by the attention behind them, as the paper does not say how heads agree and equal votes
     lose the prompt's facts (docs/validation/quality.md). ``mask``: whether the first token waits for it, as in the
-    paper, where a faster device may have it later; or no token does. ``catch_up``: how the device gets behind the cloud's tokens."""
+    paper, where a faster device may have it later; or no token does. ``catch_up``: how the device gets behind the
+    cloud's tokens."""
 
     tokens: int | Literal["auto"] = "auto"
     ratio: float | Literal["auto"] = "auto"
