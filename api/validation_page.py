@@ -80,7 +80,9 @@ def with_tables(text: str, reports: Mapping[str, Report], name: str = "page") ->
     def table(found: re.Match[str]) -> str:
         if found["paper"] not in reports:
             return found[0]
-        rows = _TABLES[found["table"]](reports[found["paper"]])
+        # On a page about a system it need not be named in each row.
+        own = re.compile(rf" of {re.escape(found['paper'])}(?= over | \()")
+        rows = (own.sub("", row) for row in _TABLES[found["table"]](reports[found["paper"]]))
         return "\n".join([found["begin"].rstrip("\n"), "", *rows, "", found["end"]])
 
     return _TABLE.sub(table, text) if mine else None

@@ -169,6 +169,17 @@ def test_each_file_of_figures_is_linked(file: Path) -> None:
     assert any(f"data/{file.name})" in page.read_text() for page in PAGES.parent.rglob("*.md"))
 
 
+def test_the_system_that_a_page_is_about_is_not_named_in_each_row() -> None:
+    claims = [
+        _claim(what=what) for what in ("speed of ours over theirs (5)", "speed of ours with reuse", "gain of ours (6)")
+    ]
+    report = {**REPORT, "claims": claims}
+    anew = with_tables(TEXT.format("claims"), {"ours": report})
+    assert anew is not None
+    said = [line.split(" | ")[1] for line in anew.splitlines() if line.startswith("| A1")]
+    assert said == ["speed over theirs (5)", "speed of ours with reuse", "gain (6)"]
+
+
 def test_what_was_chosen_stands_beside_the_verdict() -> None:
     report = {
         **REPORT,

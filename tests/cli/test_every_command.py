@@ -4,8 +4,10 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
+from matplotlib.figure import Figure
 from tiny import LIVE, TINY
 
 from kvferry.cli import main as command
@@ -68,6 +70,20 @@ REFUSED = {
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVFERRY_STORES", str(tmp_path / "kept"))
+
+
+@pytest.fixture(autouse=True)
+def printed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind's pictures are printed where it runs alone. Other commands draw theirs too, but print none of them:
+    that takes most of their time, and pictures of each sort are printed by tests beside their code."""
+
+    def unprinted(figure: Figure, file: BinaryIO, **_: Any) -> None:
+        assert figure.axes
+        file.write(b"a picture")
+
+    called = getattr(request.node, "callspec", None)
+    if called is not None and called.params["name"] != "run":
+        monkeypatch.setattr(Figure, "savefig", unprinted)
 
 
 def met(call: Call, name: str, kind: str, arguments: tuple[str, ...]) -> None:

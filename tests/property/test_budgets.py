@@ -41,7 +41,8 @@ def rates(base: Any, asked: dict[str, Any], key: str, budgets: list[Any]) -> Ite
         except kvferry.InputError:
             continue
         if found.outcome == "done":
-            yield found.metrics["decode_tokens_per_s"], found.metrics["end_to_end_tokens_per_s"]
+            figures = found.metrics
+            yield figures["decode_tokens_per_s"], figures["end_to_end_tokens_per_s"]
 
 
 def check(found: list[tuple[float, float]], what: object) -> None:

@@ -30,11 +30,6 @@ class RegisteredOps:
         found = {method.runs: name for name, method in vars(cls).items() if hasattr(method, "runs")}
         cls._methods = cls._methods | found
 
-    @classmethod
-    def known_ops(cls) -> set[type[Op]]:
-        """The ops that it can carry out."""
-        return set(cls._methods)
-
     def method_of(self, op: Op) -> Callable[..., Any]:
         """What carries out an op. Raises InputError when nothing does."""
         try:

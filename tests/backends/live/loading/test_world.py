@@ -112,7 +112,7 @@ def test_stores_are_made_once_and_sizes_are_theirs(tmp_path: Path) -> None:
 
 
 def test_requests_read_different_contexts(tmp_path: Path) -> None:
-    run = run_scenario(scenario(workload={"requests": 2}))
+    run = run_scenario(scenario(workload={"requests": 2}, device={"decompressor": {"workers": 2}}))
     assert len(run.requests) == 2
     assert len(list((tmp_path / "stores").iterdir())) == 2
 
