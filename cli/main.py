@@ -46,9 +46,6 @@ from kvferry.specs.errors import InputError, KvferryError, Terminated, quoted
 from kvferry.specs.version import VERSION
 from kvferry.system import signals
 
-# A signal that was lost is sent again after this long.
-_AGAIN_S = 0.05
-
 
 class _Commands(TyperGroup):
     """All commands. What typer has pydantic check is refused in our words."""
@@ -156,7 +153,7 @@ def main() -> None:
         sys.exit(1)
     if threading.current_thread() is threading.main_thread():
         signals.listen()
-        sys.unraisablehook = _send_again
+        sys.unraisablehook = signals.send_again
     _leave(_exit_code("--debug" in sys.argv))
 
 
@@ -182,18 +179,6 @@ def _leave(code: int) -> None:
         with suppress(OSError):
             stream.flush()
     os._exit(code)
-
-
-def _send_again(lost: "sys.UnraisableHookArgs") -> None:
-    """A signal that came while a finaliser or a callback of a weak reference ran, which can raise nothing, is sent
-    again."""
-    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(lost.exc_type)
-    if number is None:
-        sys.__unraisablehook__(lost)
-        return
-    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
-    again.daemon = True
-    again.start()
 
 
 def _exit_code(debug: bool) -> int:
