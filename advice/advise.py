@@ -109,12 +109,12 @@ def answer(
 ) -> Answer:
     """Answers a question; arguments and errors are those of ``advise``."""
     began_s, cpu_s, limit = monotonic(), process_time(), inf if limit_s is None else limit_s
-    tried = 0
+    runs = 0
 
     def done() -> None:
-        nonlocal tried
-        tried += 1
-        progress("compositions", tried, 0)
+        nonlocal runs
+        runs += 1
+        progress("runs of compositions", runs, 0)
 
     search = Search(question, done, began_s + _SEARCH_SHARE * limit)
     work = _Work()
@@ -129,7 +129,8 @@ def answer(
 
     def refined() -> None:
         if ranked:
-            say(f"first answer, over few turns: {ranked[0].composition.name}")
+            over = "" if search.few is search.whole else ", over few turns"
+            say(f"first answer{over}: {ranked[0].composition.name}")
         if refine:
             search.refine()
 
@@ -152,8 +153,8 @@ def answer(
         best=ranked[0],
         ranked=ranked,
         statements=statements.all,
-        tried=tried,
-        coarse=search.trials is search.few,
+        tried=search.tried,
+        coarse=search.is_coarse,
         interrupted=work.interrupted,
         ended_by=work.ended_by,
         processor_s=spent,
@@ -225,7 +226,8 @@ class _Statements:
         self._question, self._ranked = search.question, ranked
         # Leave out compositions that ran over few turns and failed over all of them.
         failed = {one.composition for one in search.whole.all} - {one.composition for one in search.whole.ranked()}
-        self._few = [one for one in search.few.ranked() if one.composition not in failed]
+        few = [] if search.few is search.whole else search.few.ranked()
+        self._few = [one for one in few if one.composition not in failed]
         self._goes_on = goes_on
         self.said: dict[str, Statement] = {}
 

@@ -33,16 +33,16 @@ class Bound:
         if self.figure is None:
             return Statement("e", "bound", (self.why_not,))
         gap = own / self.figure - 1
-        least = f"nothing that gives the whole answer has less than {shown(self.metric, self.figure)}"
-        if self.metric == "tpot_s":
-            least = f"nothing that gives the whole answer has more than {shown(self.metric, self.figure)}"
-        what = FIGURES[self.metric]
+        side = "more" if self.metric == "tpot_s" else "less"
+        least = f"{FIGURES[self.metric]}: nothing on this device that gives up nothing has {side} than"
         if gap < -EQUAL:
             why = "with help" if best.composition.helped is not None else "as it gives up a part of the answer"
             said = f"the best has {shown(self.metric, own)}, {why}"
         else:
             said = "the best reaches it" if gap <= EQUAL else f"the best: {more(1 + gap)}"
-        return Statement("e", "bound", (f"{what}: {least} on this device; {said}",), {"bound": self.figure, "gap": gap})
+        return Statement(
+            "e", "bound", (f"{least} {shown(self.metric, self.figure)}; {said}",), {"bound": self.figure, "gap": gap}
+        )
 
 
 def bound_of(question: Question) -> Bound:

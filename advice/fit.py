@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from kvferry.advice.composition import LOSSES, Composition
+from kvferry.advice.composition import Composition
 from kvferry.advice.question import Limit, Question
 from kvferry.advice.trial import Trial, tried
 from kvferry.analysis.metrics import metrics_for
@@ -15,6 +15,7 @@ from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_model
 from kvferry.specs import human
 from kvferry.specs.errors import InputError
+from kvferry.specs.units import quantity
 from kvferry.specs.weight_format import WEIGHT_FORMATS
 
 # Contexts are looked for up to this many tokens, to the next 1Ki or 3 %.
@@ -132,7 +133,8 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
         if done:
             least = min(done, key=lambda one: one.figures["memory_peak_bytes"])
             took = human.size(least.figures["memory_peak_bytes"])
-            said = f"memory: {question.memory} hold no composition; the least that is possible is {took}"
+            granted = human.size(quantity(question.memory, "size"))
+            said = f"memory: {granted} hold no composition; the least that is possible is {took}"
             return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
     would = [*_smaller_formats(question), *_smaller_models(question), *_weights_elsewhere(question)]
     rest = f"; what would fit: {'; '.join(would)}" if would else "; no format and no bundled model would fit"
@@ -140,14 +142,13 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
 
 
 def _fits(question: Question, **changed: object) -> bool:
-    """Whether one turn runs with another model or format, in the leanest composition."""
-    leanest = min(question.space.start, key=lambda one: LOSSES.index(one.loss))
+    """Whether one turn runs with another model or format."""
     described = {**question.described, **changed}
     try:
         budget = [f"budget.memory={question.memory}"] if question.memory else []
         scenario = load(described, [*budget, *question.plain_settings])
         scenario = load(scenario, {**_ONE_TURN, "workload.context": min(1024, scenario.session.workload.context)})
-        return run_whole(scenario).outcome == "done" and leanest is not None
+        return run_whole(scenario).outcome == "done"
     except InputError:
         return False
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.advice.answer import Answer
-from kvferry.advice.composition import LOSSES
 from kvferry.advice.fit import Fit
 from kvferry.advice.page import page
 from kvferry.advice.pictures import draw_map, over_contexts
@@ -63,7 +62,7 @@ def write_study(
     base = folder if of[0] is found.best else folder / "alone"
     write_scenario(of[0], base)
     contexts, about = contexts_of(question, fit), f"{question.device.name}, {question.model_name}"
-    losses = {label(one): LOSSES.index(one.composition.loss) for one in of}
+    losses = {label(one): one.composition.given_up for one in of}
     plots = folder / "plots"
     points = run_file(
         study_file(question, of, {CONTEXT: contexts}, base, "contexts"),

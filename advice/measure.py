@@ -6,7 +6,6 @@ from functools import partial
 from math import log
 
 from kvferry.advice.answer import FIGURES, Statement, shown
-from kvferry.advice.composition import LOSSES
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial, figures_of
 from kvferry.pipelines.run import run_scenario
@@ -131,12 +130,12 @@ def _slower(number: Number, times: float, scenario: Scenario) -> Scenario:
 def _contenders(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
     """The best, and of each other way to decode and of each other place to keep KV the best that gives up no more."""
     best, metric = ranked[0], question.use.spec.best
-    allowed = LOSSES if question.any_quality else LOSSES[: LOSSES.index(best.composition.loss) + 1]
     found: dict[tuple[object, ...], Trial] = {}
     for one in ranked:
         composition = one.composition
+        allowed = question.any_quality or composition.gives_up_no_more_than(best.composition.loss)
         near = one.figures[metric] <= _NEAR * best.figures[metric]
-        if composition.loss in allowed and near and composition.helped is None:
+        if allowed and near and composition.helped is None:
             key = (
                 composition.decode,
                 composition.away,
@@ -162,6 +161,11 @@ def _figure(question: Question, one: Trial, changed: Callable[[Scenario], Scenar
     )
 
 
+def _so_far_off(found: Sequence[Sensitivity]) -> str:
+    names = [one.number.name for one in found]
+    return f"and with each of {', '.join(names[1:])} so far off" if names[1:] else "so far off"
+
+
 def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statement:
     """Returns which number to measure, by how much the answer could change, and the commands."""
     metric, base = question.use.spec.best, question.described["device"]
@@ -180,8 +184,7 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     if first.overtaken:
         lines += first.overtaken
     else:
-        kept = ", ".join(one.number.name for one in found)
-        lines.append(f"the choice stays as it is with each of {kept} so far off")
+        lines[0] += f"; the choice stays as it is, {_so_far_off(found)}"
     profile = first.number.profile.format(base=device, file=first.number.file)
     lines.append(f"{first.number.measure} && {profile}")
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]

@@ -42,6 +42,8 @@ def over_contexts(points: pd.DataFrame, limits: Mapping[str, float], folder: Pat
             values = done[figure.column].dropna()
             wide = len(values) and name != "memory" and values.max() > _WIDE * values.min()
             drawn = line(done, _CONTEXT, replace(figure, log=bool(wide)), by="system", title=f"{title} ({about})")
+            if wide:
+                _plain_numbers(drawn)
             if not wide:
                 most = max([values.max(), *(limits.values() if name == "memory" else ())])
                 drawn.axes[0].set_ylim(0, 1.1 * figure.scale * most)
@@ -56,6 +58,16 @@ def over_contexts(points: pd.DataFrame, limits: Mapping[str, float], folder: Pat
 
         found += write_pictures(folder / name, render(draw))
     return found
+
+
+def _plain_numbers(drawn: Figure) -> None:
+    """Writes the numbers of a logarithmic axis out: 1, 2, 5, 10."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = drawn.axes[0].yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def cells_of(

@@ -24,13 +24,18 @@ def quality(question: Question, ranked: Sequence[Trial]) -> Statement:
     """Returns what each composition that is named loses, and that it is not known for the model of the question."""
     metric = question.use.spec.best
     shown = [ranked[0], *runners_up(ranked, metric), *giving_up(ranked, metric)]
-    lines = [f"{one.composition.name}: {', '.join(_losses(question, one)) or 'nothing'}" for one in shown]
+    losses = {one.composition.name: list(_losses(question, one)) for one in shown}
+    lines = [f"{name} loses: {', '.join(of)}" for name, of in losses.items() if of]
+    if whole := [name for name, of in losses.items() if not of]:
+        lines.insert(0, f"nothing is lost by {', '.join(whole)}")
     model = quoted_name(str(question.described["model"]))
     weights = question.described.get("precision", {}).get("weights")
-    lines.append(f"not known for {model}: figures are of bundled models of a few million parameters (docs/models.md)")
+    if any(losses.values()):
+        few = "figures are of bundled models of a few million parameters (docs/models.md)"
+        lines.append(f"not known for {model}: {few}")
     if weights is not None:
-        lines.append(f"{weights} weights: not known for this model")
-    return Statement("h", "quality", tuple(lines))
+        lines.append(f"{weights} weights: what they lose is not known for {model}")
+    return Statement("h", "quality", tuple(lines), {"loses": losses})
 
 
 def _losses(question: Question, one: Trial) -> Iterator[str]:

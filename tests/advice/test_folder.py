@@ -23,7 +23,7 @@ from kvferry.cli import interview as interviews
 from kvferry.specs.errors import Terminated
 from kvferry.system import signals
 
-PINNED = ["workload.turns=2", "policies.decode=vllm", "policies.evict=lru", "workload.decoded=2"]
+PINNED = ["workload.turns=4", "policies.decode=vllm", "policies.evict=lru", "workload.decoded=2"]
 
 
 def question(**of: object) -> Question:
@@ -43,6 +43,8 @@ def test_who_wins_gives_up_less_then_keeps_limits_then_is_faster() -> None:
     assert winner(question(ttft="2 s"), pd.DataFrame(rows), losses) == "sparse"
     full = [{**one, "outcome": "out_of_memory"} for one in rows]
     assert winner(question(), pd.DataFrame(full), losses) is None
+    even = pd.DataFrame([row("more parts", 1024, 4e9, 4.9999), row("fewer parts", 1024, 4e9, 5.0)])
+    assert winner(question(), even, {"fewer parts": 0, "more parts": 0}) == "fewer parts"
 
 
 def test_a_map_has_the_winner_of_each_cell() -> None:

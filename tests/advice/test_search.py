@@ -64,6 +64,58 @@ def test_nothing_that_gives_the_whole_answer_is_below_the_bound(name: str) -> No
     assert bound <= min(figures) * (1 + 1e-9) and bound > 0.5 * min(figures)
 
 
+def test_parts_that_make_no_difference_stand_once_among_all_compositions() -> None:
+    """Nothing lies in the cloud at first: what loads matters where KV is kept there."""
+    question = asked("policies.decode=vllm", device="rtx-4060", model="llama-3.2-1b", link="50 Mbit/s")
+    space, everything = question.space, question.space.everything()
+    assert len(everything) == len({space.plain(one) for one in everything})
+    assert space.plain(Composition(load="ferry")) == Composition()
+    assert space.plain(Composition(keep="cloud", load="ferry", evict="cost")) == Composition(keep="cloud", load="ferry")
+    figures = [tried(question, Composition(load=load)).figures for load in ("local-prefill", "ferry")]
+    assert figures[0] == figures[1]
+    keeps = [one for one in space.neighbours(Composition()) if one.keep == "memory-cloud"]
+    assert {one.load for one in keeps} == {"local-prefill", "ferry"}
+
+
+def test_a_use_of_three_turns_is_run_once() -> None:
+    search = Search(CASES["all KV in memory"], lambda: None)
+    search.first()
+    runs = len(search.whole.all)
+    assert runs and search.few is search.whole and not search.is_coarse
+    search.refine()
+    assert search.tried == (len(search.whole.all), len(search.whole.all))
+    more = Search(question_of(device="rtx-4060", model="llama-3.2-3b", settings=["workload.turns=4"]), lambda: None)
+    assert more.few is not more.whole
+
+
+def test_a_leaner_composition_is_tried_where_memory_does_not_hold_one() -> None:
+    """KV of 8.5 bits fits in memory if the prompt passes by 512 tokens, and neither does alone."""
+    settings = [*FEW, "workload.spread=0.0", "policies.keep=drop"]
+    of = {"device": "rtx-4060", "model": "llama-3.2-1b", "context": 2048, "any_quality": True}
+    freely = question_of(settings=settings, **of)
+    both, bits, chunk = (
+        tried(freely, Composition(keep="drop", kv_bits=bits, prefill_chunk=chunk)).figures["memory_peak_bytes"]
+        for bits, chunk in ((8.5, 512), (8.5, 2048), (16.0, 512))
+    )
+    assert both < min(bits, chunk)
+    search = Search(question_of(settings=settings, memory=(both + min(bits, chunk)) / 2 / 0.98, **of), lambda: None)
+    search.first()
+    search.refine()
+    found = search.whole.ranked()[0].composition
+    assert (found.away, found.kv_bits, found.prefill_chunk) == (None, 8.5, 512)
+
+
+def test_what_was_faster_over_few_turns_is_tried_over_all_before_it_is_named() -> None:
+    question = question_of(device="rtx-4060", model="llama-3.2-3b", settings=["workload.turns=4", *FEW[1:]])
+    search = Search(question, lambda: None)
+    exact, coarse, part = Composition(), Composition(kv_bits=8.5), Composition(decode="specontext")
+    search.whole.of(exact)
+    own, *others = [search.few.of(one).figures["answer_s"] for one in (exact, coarse, part)]
+    search._confirm()
+    assert [one in search.whole for one in (coarse, part)] == [figure < own for figure in others]
+    assert coarse in search.whole
+
+
 TWELVE = ["workload.turns=12", *FEW[1:], "policies.decode=vllm", "policies.keep=memory"]
 
 
