@@ -13,6 +13,7 @@ from typing import Any
 from kvferry.advice.answer import Answer, Statement, runners_up
 from kvferry.advice.bound import bound_of
 from kvferry.advice.choice import chosen, runners
+from kvferry.advice.composition import Composition
 from kvferry.advice.evidence import evidence_of
 from kvferry.advice.fit import fit_of, why_none
 from kvferry.advice.folder import write_answer, write_scenario, write_study
@@ -21,7 +22,7 @@ from kvferry.advice.quality import quality
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
 from kvferry.advice.today import today
-from kvferry.advice.trial import Trial, energy_of
+from kvferry.advice.trial import Trial, Trials, energy_of
 from kvferry.advice.worth import not_worth
 from kvferry.analysis.executors.executor import Executor
 from kvferry.api.intervals import sureness_of
@@ -114,7 +115,7 @@ def answer(
     def done() -> None:
         nonlocal runs
         runs += 1
-        progress("runs of compositions", runs, 0)
+        progress("running compositions", runs, 0)
 
     search = Search(question, done, began_s + _SEARCH_SHARE * limit)
     work = _Work()
@@ -141,7 +142,7 @@ def answer(
         raise why_none(question, search.trials.all)
     counted: list[Trial] = []
     if not work.interrupted:
-        work.carry_out(lambda: counted.extend(_with_energy(question, ranked)), "while its energy was counted")
+        work.carry_out(lambda: counted.extend(_with_energy(search.trials, ranked)), "while its energy was counted")
     ranked = counted or ranked
     statements = _Statements(search, ranked, lambda: monotonic() < began_s + _EXPLAINED_SHARE * limit)
     work.carry_out(statements.first, "while it was explained")
@@ -210,12 +211,12 @@ class _Work:
         return False
 
 
-def _with_energy(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
+def _with_energy(trials: Trials, ranked: Sequence[Trial]) -> list[Trial]:
     """The trials, those that are shown with their energy: the others need none, as it did not count."""
-    shown = [] if question.counts_energy else [ranked[0], *runners_up(ranked, question.use.spec.best)]
-    found = {
-        one.composition: replace(one, figures={**one.figures, **energy_of(question, one.composition)}) for one in shown
-    }
+    question, found = trials.question, dict[Composition, Trial]()
+    for one in [] if question.counts_energy else [ranked[0], *runners_up(ranked, question.use.spec.best)]:
+        energy = energy_of(question, one.composition, trials.settings(one.composition))
+        found[one.composition] = replace(one, figures={**one.figures, **energy})
     return [found.get(one.composition, one) for one in ranked]
 
 
@@ -223,7 +224,7 @@ class _Statements:
     """Makes the statements of an answer, letter by letter; each is there as soon as its runs are done."""
 
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
-        self._question, self._ranked = search.question, ranked
+        self._question, self._ranked, self._trials = search.question, ranked, search.trials
         # Leave out compositions that ran over few turns and failed over all of them.
         failed = {one.composition for one in search.whole.all} - {one.composition for one in search.whole.ranked()}
         few = [] if search.few is search.whole else search.few.ranked()
@@ -246,7 +247,7 @@ class _Statements:
         """Makes the statements that need further runs, with other numbers or no limits. Raises KeyboardInterrupt."""
         question, ranked = self._question, self._ranked
         if self._goes_on():
-            self._say(bound_of(question).statement(ranked[0]))
+            self._say(bound_of(self._trials).statement(ranked[0]))
         self._say(quality(question, ranked))
         sureness = None
         if ranked[0].scenario is not None and ranked[0].composition.helped is None and self._goes_on():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kvferry.advice.answer import EQUAL, FIGURES, Statement, more, shown
 from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.question import Question
-from kvferry.advice.trial import Trial, figures_of
+from kvferry.advice.trial import Trial, Trials, figures_of
 from kvferry.api.result import run as carry_out
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.scenario import Scenario
@@ -45,12 +45,12 @@ class Bound:
         )
 
 
-def bound_of(question: Question) -> Bound:
-    """Returns the bound of a question. Raises KeyboardInterrupt."""
-    metric = question.use.spec.best
+def bound_of(trials: Trials) -> Bound:
+    """Returns the bound of a question, over as many turns as its trials. Raises KeyboardInterrupt."""
+    question, metric = trials.question, trials.question.use.spec.best
     if metric == "energy_j":
         return Bound(metric, None, "no bound on energy is known")
-    ideal = _ideal(question)
+    ideal = _ideal(trials)
     run = run_scenario(ideal)
     if run.interrupted:
         raise KeyboardInterrupt
@@ -67,10 +67,11 @@ def bound_of(question: Question) -> Bound:
     return Bound(metric, figures[metric] - saved_s / len(turns))
 
 
-def _ideal(question: Question) -> Scenario:
-    loads = question.space.parts["load"]
-    plain = replace(question, memory=None)
-    scenario = plain.scenario(Composition(load=loads[0], decode="vllm", keep="memory", kv_bits=KV_BITS[0]))
+def _ideal(trials: Trials) -> Scenario:
+    loads = trials.question.space.parts["load"]
+    plain = replace(trials.question, memory=None)
+    one = Composition(load=loads[0], decode="vllm", keep="memory", kv_bits=KV_BITS[0])
+    scenario = plain.scenario(one, trials.settings(one))
     device = scenario.device
     memory = device.memory.model_copy(update={"capacity_bytes": _ALL_MEMORY_BYTES})
     return scenario.model_copy(update={"device": device.model_copy(update={"memory": memory})})

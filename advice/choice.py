@@ -23,7 +23,7 @@ def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
     parts = list(dict.fromkeys(", ".join(_changed(best, one)) for one in equal))
     if parts:
         lines.append(f"as good here: {'; '.join(parts[:6])}{' ...' if len(parts) > 6 else ''}")
-    kept = ", ".join(f"--{one.option.replace('_', '-')}" for one in question.limits)
+    kept = ", ".join(f"--{one.spelled}" for one in question.limits)
     if kept:
         lines.append(f"it keeps {kept}")
     return Statement("b", "best", tuple(lines), {"as_good": parts})

@@ -11,7 +11,6 @@ from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.policies.decode.placement import OneTier
-from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
 
 # What a composition gives up: nothing but rounding, numbers of the KV cache, or tokens.
@@ -204,8 +203,7 @@ def space_of(
     scenario: Scenario, *, linked: bool, helped: bool, longest: int, pinned: Mapping[str, str] = MappingProxyType({})
 ) -> Space:
     """Returns what there is to choose from. `linked`: there is a link over which a cloud keeps KV; `helped`: a machine
-    answers along; `longest`: tokens of the longest turn; `pinned`: parts that the user has chosen. Raises InputError
-    for a decode system that there is not."""
+    answers along; `longest`: tokens of the longest turn; `pinned`: parts that the user has chosen."""
     device, left_out = scenario.device, dict[str, str]()
     places = ["storage"] if device.storage is not None else []
     places += [] if device.memory.unified else ["host"]
@@ -235,7 +233,7 @@ def space_of(
     }
     parts |= {part: (value,) for part, value in pinned.items() if part in parts}
     if "decode" in pinned:
-        away = pick("decode system", DECODE_SYSTEMS, pinned["decode"]).roles.placement.away
+        away = DECODE_SYSTEMS[pinned["decode"]].roles.placement.away
         decodes = [(pinned["decode"], None if away == "device" else away)]
     helpers = tuple(name for name in ASSIST_SYSTEMS if name != "device-only") if helped else ()
     return Space(parts, tuple(decodes), helpers, left_out, fetches)

@@ -3,7 +3,8 @@ and which model would."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
+from itertools import starmap
+from math import ceil, floor, inf, log10
 
 from kvferry.advice.composition import Composition
 from kvferry.advice.question import Limit, Question
@@ -94,29 +95,37 @@ def why_none(question: Question, trials: list[Trial]) -> InputError:
     done = [one for one in trials if one.is_done]
     if not done:
         return _does_not_fit(question, trials)
-    lines = []
+    possible: list[tuple[float, str, str]] = []
     for limit in question.limits:
         others = tuple(one for one in question.limits if one is not limit)
         left = [one for one in done if not one.broken(others) and limit.constraint.metric in one.figures]
         if left:
             best = min(left, key=lambda one: one.figures[limit.constraint.metric])
-            lines.append((limit.constraint.excess(best.figures[limit.constraint.metric]), _possible(limit, best)))
-    if not lines:
-        each = (min(done, key=lambda one: one.figures.get(of.constraint.metric, inf)) for of in question.limits)
-        said = [_possible(limit, best) for limit, best in zip(question.limits, each, strict=True)]
-        return InputError("\n".join(["no composition keeps any one of the limits beside the others", *said]))
-    (_, first), *rest = sorted(lines)
-    kept = " and ".join(one.constraint.text.replace("_", "-") for one in question.limits)
-    headline = f"no composition keeps {kept} together; the least to give way: {first}"
-    return InputError("\n".join([headline, *(f"or {line}" for _, line in rest)]))
+            excess = limit.constraint.excess(best.figures[limit.constraint.metric])
+            possible.append((excess, f"drop --{limit.spelled}", _possible(limit, best)))
+    asked = " and ".join(f"--{one.spelled} {one.constraint.text.partition(' ')[2]}" for one in question.limits)
+    if len(question.limits) == 1 and possible:
+        return InputError(f"no composition keeps {asked}: {possible[0][2]}")
+    if possible:
+        ways = "; or ".join(f"{drop}: {says}" for _, drop, says in sorted(possible))
+        return InputError(f"no composition keeps {asked} together; {ways}")
+    each = (min(done, key=lambda one: one.figures.get(of.constraint.metric, inf)) for of in question.limits)
+    ways = "; ".join(starmap(_possible, zip(question.limits, each, strict=True)))
+    return InputError(f"no composition keeps one of {asked} beside the others: {ways}")
 
 
 def _possible(limit: Limit, best: Trial) -> str:
-    metric, option = limit.constraint.metric, limit.option.replace("_", "-")
-    figure = best.figures[metric]
-    least = f"{1 / figure:.3g}" if metric == "tpot_s" else human.of_unit(metric)(figure)
-    side = "most" if metric == "tpot_s" else "least"
-    return f"without --{option} the {side} that is possible is {least} ({best.composition.name})"
+    """The least that can be asked for, or of a rate the most, in three digits that the composition keeps."""
+    figure = best.figures[limit.constraint.metric]
+    if limit.constraint.metric == "tpot_s":
+        return f"the most that is possible is {_digits(1 / figure, floor):.3g} ({best.composition.name})"
+    least = human.of_unit(limit.constraint.metric)(_digits(figure, ceil))
+    return f"the least that is possible is {least} ({best.composition.name})"
+
+
+def _digits(figure: float, to: Callable[[float], int]) -> float:
+    step = 10.0 ** (floor(log10(figure)) - 2)
+    return to(figure / step) * step
 
 
 def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
@@ -134,7 +143,7 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
             least = min(done, key=lambda one: one.figures["memory_peak_bytes"])
             took = human.size(least.figures["memory_peak_bytes"])
             granted = human.size(quantity(question.memory, "size"))
-            said = f"memory: {granted} hold no composition; the least that is possible is {took}"
+            said = f"memory: {granted} holds no composition; the least that is possible is {took}"
             return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
     would = [*_smaller_formats(question), *_smaller_models(question), *_weights_elsewhere(question)]
     rest = f"; what would fit: {'; '.join(would)}" if would else "; no format and no bundled model would fit"

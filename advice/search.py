@@ -111,8 +111,9 @@ class Search:
         return [*(decoding for other in of_bits for decoding in self.question.space.with_decodes(other)), *changed]
 
     def _first_of(self, loss: Loss) -> Composition | None:
-        """The best over few turns of those that give up this and no more; None: there is none."""
-        allowed = [one for one in self.few.all if one.composition.gives_up_no_more_than(loss)]
+        """The best over few turns without help that gives up this and no more; None: there is none."""
+        unhelped = (one for one in self.few.all if one.composition.helped is None)
+        allowed = [one for one in unhelped if one.composition.gives_up_no_more_than(loss)]
         return min(allowed, key=lambda one: _within(self.few, one)).composition if allowed else None
 
     def _best_of(self, loss: Loss) -> Composition | None:
@@ -124,7 +125,7 @@ class Search:
         self, begin: Composition, near: Callable[[Composition], list[Composition]], loss: Loss, until_s: float = inf
     ) -> None:
         """Goes on to the best neighbour that gives up no more than this, until none is better or it is late."""
-        if begin.helped is not None or not self.in_time:
+        if not self.in_time:
             return
         best = self.whole.of(begin)
         for _ in range(_MOST_ROUNDS):

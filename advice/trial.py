@@ -65,10 +65,13 @@ class Trials:
         if one.helped is not None and self._few is not None and one in self._few:
             return self._found.setdefault(one, self._few.of(one))
         if one not in self._found:
-            fewer = {} if self._turns is None or one.helped is not None else {"workload.turns": self._turns}
-            self._found[one] = tried(self.question, one, fewer)
+            self._found[one] = tried(self.question, one, self.settings(one))
             self._done()
         return self._found[one]
+
+    def settings(self, one: Composition) -> Mapping[str, Any]:
+        """What is set besides the composition: its turns, where only few are run."""
+        return {} if self._turns is None or one.helped is not None else {"workload.turns": self._turns}
 
     def rank(self, trial: Trial) -> tuple[Any, ...]:
         """Less is better: what is done and keeps the limits, then what gives up less, then what the use is judged

@@ -80,16 +80,17 @@ def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, fe
 def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial], fit: Fit) -> Statement:
     """Returns which parts gain nothing here, each with the reason that its runs show, and which ones gain most."""
     found = worths(question, ranked, few)
-    lines, nothing, facts = [], [], {}
+    said: dict[str, list[str]] = {}
+    facts: dict[str, float | None] = {}
     for one in found:
         facts[one.part.name] = None if one.without is None else one.gain
         if one.gain < LEAST_GAIN:
             figure = "gains nothing" if one.gain <= EQUAL else f"gains {100 * one.gain:.2g} %"
             figure = f"costs {_cost(one.gain)}" if one.gain < -EQUAL else figure
             reasons = ", ".join(_why(one, fit))
-            said = f"{one.part.name} {figure}{f' ({reasons})' if reasons else ''}{_where(one)}"
-            (nothing if abs(one.gain) <= EQUAL else lines).append(said)
-    lines += ["; ".join(nothing)] if nothing else []
+            why = f" ({reasons})" if reasons else ""
+            said.setdefault(f"{figure}{_where(one)}", []).append(f"{one.part.name}{why}")
+    lines = [f"{figure}: {', '.join(parts)}" for figure, parts in said.items()]
     worth = sorted((one for one in found if one.gain >= LEAST_GAIN), key=lambda one: -one.gain)
     if worth:
         gains = (f"{one.part.name} {_gain(one.gain)}{_where(one)}" for one in worth)

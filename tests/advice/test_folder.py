@@ -114,7 +114,7 @@ def test_sigterm_ends_the_command_with_the_best_so_far(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_energy_is_counted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(question: Question, one: object) -> dict[str, float]:
+    def stopped(*of: object) -> dict[str, float]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(advised, "energy_of", stopped)

@@ -57,7 +57,8 @@ def test_what_is_chosen_is_within_3_percent_of_the_best_of_all(name: str) -> Non
 @pytest.mark.parametrize("name", ["all KV in memory", "over a link"])
 def test_nothing_that_gives_the_whole_answer_is_below_the_bound(name: str) -> None:
     question = CASES[name]
-    bound, trials = bound_of(question).figure, Trials(question)
+    trials = Trials(question)
+    bound = bound_of(trials).figure
     assert bound is not None
     exact = [one for one in question.space.everything() if one.loss == "none"]
     figures = [trials.of(one).figures["answer_s"] for one in exact]
@@ -133,7 +134,7 @@ def test_a_limit_that_the_first_turns_keep_and_all_of_them_do_not_is_not_kept() 
     pace = 2 / (few_s + whole_s)
     asked = {"device": "rtx-4060", "model": "llama-3.2-3b", "settings": [*TWELVE, "precision.kv_value_bytes=2.0"]}
     assert kvferry.advise(**asked, tokens_per_s=pace, refine=False).best.figures["tpot_s"] <= 1 / pace
-    with pytest.raises(InputError, match="without --tokens-per-s|least to give way"):
+    with pytest.raises(InputError, match="no composition keeps --tokens-per-s .* most that is possible is"):
         kvferry.advise(**asked, tokens_per_s=pace)
 
 
@@ -205,3 +206,14 @@ def test_coarser_kv_in_memory_is_found_where_kv_of_16_bits_does_not_fit() -> Non
     )
     assert (coarse.composition.away, coarse.composition.kv_bits) == (None, 8.5)
     assert coarse.figures["answer_s"] < exact.figures["answer_s"]
+
+
+def test_over_few_turns_the_bound_and_energy_are_of_these_turns() -> None:
+    """Over all twelve turns, conversations are longer and answers take longer than over the first three."""
+    asked = {"device": "rtx-4060", "model": "llama-3.2-3b", "settings": TWELVE}
+    found = kvferry.advise(**asked, refine=False)
+    (bound,) = (one.facts for one in found.statements if one.key == "e")
+    assert found.coarse and bound["gap"] >= -1e-9
+    few = tried(question_of(**asked), found.best.composition, {"workload.turns": 3, "workload.think": "0 s"})
+    assert found.best.figures["answer_s"] == few.figures["answer_s"]
+    assert found.best.figures["energy_j"] < kvferry.advise(**asked).best.figures["energy_j"]

@@ -55,7 +55,7 @@ def test_a_part_that_gains_nothing_is_not_worth_it_and_one_that_gains_is(questio
     assert gains["keeping KV in memory between turns"] == pytest.approx(1.0)
     assert gains["KV on storage while decoding"] == pytest.approx(-0.0099, abs=1e-4)
     said = " ".join(not_worth(question, ranked, (), FIT).lines)
-    assert "KV on storage while decoding costs +1 % (up to 40,960 tokens it fits in memory)" in said
+    assert "costs +1 %: KV on storage while decoding (up to 40,960 tokens it fits in memory)" in said
     assert "worth it: keeping KV in memory between turns (2 times as fast)" in said
     other = [trial(5.0, decode="flexgen", away="storage"), trial(10.0)]
     assert "worth it: KV on storage while decoding (2 times as fast)" in not_worth(question, other, (), FIT).lines
@@ -122,10 +122,19 @@ def test_the_limit_that_is_missed_by_least_gives_way_first() -> None:
     question = question_of(device="rtx-4060", model="qwen3-8b", ttft="1 s", tokens_per_s=45)
     slow, fast = trial(5.0), trial(4.0, keep="drop")
     fast = replace(fast, figures={**fast.figures, "ttft_p95_s": 0.9, "tpot_s": 0.1})
-    first, second = str(why_none(question, [slow, fast])).splitlines()
-    assert first.startswith("no composition keeps ttft 1 s and tokens-per-s 45 together; the least to give way: ")
-    assert first.endswith("without --ttft the least that is possible is 2.00 s (vllm + keep memory)")
-    assert second == "or without --tokens-per-s the most that is possible is 10 (vllm + keep drop)"
+    first, second = str(why_none(question, [slow, fast])).split("; or ")
+    assert first.startswith("no composition keeps --ttft 1 s and --tokens-per-s 45 together; drop --ttft: ")
+    assert first.endswith(": the least that is possible is 2.00 s (vllm + keep memory)")
+    assert second == "drop --tokens-per-s: the most that is possible is 10 (vllm + keep drop)"
+
+
+def test_the_least_that_is_possible_can_be_asked_for() -> None:
+    """517.2 ms are more than 517 ms, and 44.19 tokens/s less than 44.2."""
+    one = trial(5.0)
+    one = replace(one, figures={**one.figures, "ttft_p95_s": 0.5172, "tpot_s": 1 / 44.19})
+    for asked, least in (({"ttft": "1 ms"}, "518 ms"), ({"tokens_per_s": 90}, "44.1")):
+        question = question_of(device="rtx-4060", model="qwen3-8b", **asked)
+        assert f"possible is {least} (" in str(why_none(question, [one]))
 
 
 def test_sources_are_marked_by_their_own_words() -> None:
@@ -171,7 +180,7 @@ def test_a_model_by_its_file_is_one_word_of_a_shell() -> None:
         ({"context": 9_000_000}, "context: makes .* tokens in the longest turn; at most 10,000,000 will do"),
         ({"tokens_per_s": "nan"}, "tokens_per_s: 'nan' is not a number above 0"),
         ({"ttft": "nan s"}, "ttft: "),
-        ({"link": "0 bit/s"}, "^link.rate: '0 bit/s' is out of range"),
+        ({"link": "0 bit/s"}, "^link: '0 bit/s' is out of range"),
     ],
 )
 def test_what_no_answer_can_be_about_is_refused(asked: dict[str, Any], says: str) -> None:
