@@ -9,7 +9,7 @@ from typing import Literal
 from kvferry.advice.answer import FIGURES, Statement, shown
 from kvferry.advice.trial import Trial
 from kvferry.analysis.repeats import Range
-from kvferry.analysis.sureness import STORAGE, Sureness, how_sure
+from kvferry.analysis.sureness import RUNTIME, STORAGE, Sureness, how_sure
 from kvferry.specs.device import DeviceSpec
 
 # From the surest on.
@@ -85,6 +85,8 @@ def _rests_on(sureness: Sureness) -> str:
         for what in ("prefill", "decoding", STORAGE)
         if what in evidence
     ]
+    if RUNTIME in evidence:
+        found.append(f"and software may take what it takes on {' or '.join(evidence[RUNTIME]['over'])}")
     if not found:
         return "no intervals: nothing is known of rates like these"
     return f"80 % intervals: on devices and disks that were left out of the fit, {', '.join(found)}"

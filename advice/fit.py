@@ -43,7 +43,8 @@ class Fit:
         if not self.context:
             return f"it fits: {room}"
         reach = f"{'more than ' if self.is_least else ''}{human.count(self.context)} tokens"
-        beside = f" ({human.count(self.in_memory)} with KV in memory)" if self.in_memory is not None else ""
+        beside = f" ({human.count(self.in_memory) if self.in_memory else 'none'} with KV in memory)"
+        beside = beside if self.in_memory is not None else ""
         return f"it fits: {room}; the longest context is {reach}{beside}"
 
 

@@ -25,9 +25,10 @@ def quality(question: Question, ranked: Sequence[Trial]) -> Statement:
     metric = question.use.spec.best
     shown = [ranked[0], *runners_up(ranked, metric), *giving_up(ranked, metric)]
     losses = {one.composition.name: list(_losses(question, one)) for one in shown}
-    lines = [f"{name} loses: {', '.join(of)}" for name, of in losses.items() if of]
-    if whole := [name for name, of in losses.items() if not of]:
-        lines.insert(0, f"nothing is lost by {', '.join(whole)}")
+    alike: dict[str, list[str]] = {}
+    for name, of in losses.items():
+        alike.setdefault(", ".join(of) or "nothing lost", []).append(name)
+    lines = [f"{what}: {', '.join(names)}" for what, names in alike.items()]
     model = quoted_name(str(question.described["model"]))
     weights = question.described.get("precision", {}).get("weights")
     if any(losses.values()):

@@ -6,6 +6,7 @@ import pytest
 
 import kvferry
 from kvferry.advice.composition import Composition, coarse_loads
+from kvferry.advice.screen import screen
 from kvferry.specs.errors import InputError
 
 SMALL = {"device": "rtx-4060", "model": "qwen3-8b", "settings": ["workload.turns=4", "policies.decode=vllm"]}
@@ -68,3 +69,20 @@ def test_a_use_with_a_slip_is_told_with_its_line(tmp_path: Path) -> None:
     assert "mine.yaml:4: best: 'anwser_s' is none of answer_s" in str(error.value)
     with pytest.raises(InputError, match=r"use: unknown use 'chatt'.* Did you mean 'chat'\?"):
         kvferry.advise("rtx-4060", "qwen3-8b", use="chatt")
+
+
+@pytest.mark.long
+def test_every_statement_changes_with_the_case_and_all_stand_on_one_screen() -> None:
+    """Memory for all; memory too short for KV; contexts over a link, with what a model loses."""
+    turns = ["workload.turns=3", "workload.decoded=3", "workload.contexts=2"]
+    small, large = ({"device": "rtx-4060", "model": model} for model in ("llama-3.2-1b", "llama-3.2-3b"))
+    cases = (
+        {**small, "settings": turns},
+        {**large, "settings": turns, "memory": "2.75 GB", "storage": "nvme", "context": 2048},
+        {"device": "apple-m3", "model": "qwen3-4b", "link": "200 Mbit/s", "use": "documents", "settings": turns},
+    )
+    answers = [kvferry.advise(**one, refine=False, limit_s=None) for one in cases]
+    said = [{one.key: one.lines for one in found.statements} for found in answers]
+    assert all(set(one) == set("abcdefghi") for one in said)
+    assert {key for key in "abcdefghi" if len({one[key] for one in said}) < len(cases)} == set()
+    assert max(len(list(screen(found, 120))) for found in answers) <= 35

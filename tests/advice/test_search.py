@@ -5,6 +5,7 @@ import pytest
 import kvferry
 from kvferry.advice.bound import bound_of
 from kvferry.advice.composition import Composition
+from kvferry.advice.measure import NUMBERS, RUNTIME, next_measurement, sensitivities
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
 from kvferry.advice.trial import Trials, tried
@@ -217,3 +218,19 @@ def test_over_few_turns_the_bound_and_energy_are_of_these_turns() -> None:
     few = tried(question_of(**asked), found.best.composition, {"workload.turns": 3, "workload.think": "0 s"})
     assert found.best.figures["answer_s"] == few.figures["answer_s"]
     assert found.best.figures["energy_j"] < kvferry.advise(**asked).best.figures["energy_j"]
+
+
+def test_where_it_is_assumed_what_software_takes_another_runtime_is_the_first_to_know() -> None:
+    """KV in the host's memory: on no runtime at all, each token of a small model takes far less."""
+    question = asked(device="rtx-4060", model="llama-3.2-1b")
+    away, inside = (
+        tried(question, one) for one in (Composition(decode="flexgen", away="host", keep="drop"), Composition())
+    )
+    first, *others = sensitivities(question, [away], {})
+    own_s = away.figures["answer_s"]
+    assert first.number is RUNTIME and first.low < 0.7 * own_s and first.high == own_s
+    assert {one.number for one in others} == set(NUMBERS)
+    lines = next_measurement(question, [first, *others]).lines
+    assert lines[0].startswith("the runtime: another known one, whole answer is ")
+    assert lines[1].startswith("kvferry advise ... --set runtime=NAME")
+    assert RUNTIME not in [one.number for one in sensitivities(question, [inside], {})]
