@@ -225,6 +225,7 @@ class _Statements:
 
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
         self._question, self._ranked, self._trials = search.question, ranked, search.trials
+        self._is_coarse = search.is_coarse
         # Leave out compositions that ran over few turns and failed over all of them.
         failed = {one.composition for one in search.whole.all} - {one.composition for one in search.whole.ranked()}
         few = [] if search.few is search.whole else search.few.ranked()
@@ -233,15 +234,17 @@ class _Statements:
         self.said: dict[str, Statement] = {}
 
     def first(self) -> None:
-        """Makes the statements that need hardly a run."""
+        """Makes the statements that need no run, and then what needs hardly one."""
         question, ranked = self._question, self._ranked
-        fit = self.fit = fit_of(question, ranked[0])
-        facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
-        self._say(Statement("a", "fits", (str(fit),), facts))
         self._say(chosen(question, ranked))
         self._say(runners(question, ranked, self._few))
-        self._say(not_worth(question, ranked, self._few, fit))
         self._say(today(question, list(ranked)))
+        fit = self.fit = fit_of(question, ranked[0])
+        facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
+        longest = question.turns.longest.prompt + question.turns.longest.output
+        lacks = fit.lacks(longest) if self._is_coarse else []
+        self._say(Statement("a", "fits", (str(fit), *lacks), facts))
+        self._say(not_worth(question, ranked, self._few, fit))
 
     def rest(self) -> None:
         """Makes the statements that need further runs, with other numbers or no limits. Raises KeyboardInterrupt."""

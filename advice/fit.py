@@ -38,6 +38,12 @@ class Fit:
     peak_bytes: float
     in_memory: int | None = None
 
+    def lacks(self, longest: int) -> list[str]:
+        """Says that turns of a use do not fit: where an answer is of its first turns alone."""
+        if not self.context or self.is_least or longest <= self.context:
+            return []
+        return [f"the longest turn of this use has {human.count(longest)} tokens and does not fit: refine the answer"]
+
     def __str__(self) -> str:
         room = f"{human.size(self.peak_bytes)} of {human.size(self.memory_bytes)}"
         if not self.context:

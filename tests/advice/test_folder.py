@@ -122,6 +122,16 @@ def test_ctrl_c_while_energy_is_counted_is_said(monkeypatch: pytest.MonkeyPatch)
     assert found.interrupted == "while its energy was counted" and found.best is not None
 
 
+def test_ctrl_c_before_any_statement_is_run_for_leaves_the_choice_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*of: object) -> Fit:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(advised, "fit_of", stopped)
+    found = kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED, refine=False)
+    assert found.interrupted == "while it was explained"
+    assert [one.key for one in found.statements] == ["b", "c", "i"]
+
+
 def test_an_error_that_compiled_code_makes_of_ctrl_c_keeps_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: search_of.Search) -> None:
         raise SchemaError("Error building a validator: KeyboardInterrupt")

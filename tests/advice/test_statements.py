@@ -116,6 +116,11 @@ def test_what_has_kv_elsewhere_fits_with_what_memory_alone_would_hold() -> None:
     assert str(Fit(65_536, False, 8e9, 6e9, 9_216)).endswith("context is 65,536 tokens (9,216 with KV in memory)")
 
 
+def test_a_first_answer_says_that_later_turns_do_not_fit() -> None:
+    assert "19,712 tokens and does not fit" in Fit(5_120, False, 8e9, 6e9).lacks(19_712)[0]
+    assert Fit(20_480, False, 8e9, 6e9).lacks(19_712) == Fit(5_120, True, 8e9, 6e9).lacks(19_712) == []
+
+
 def test_the_limit_that_is_missed_by_least_gives_way_first() -> None:
     """The first has 2 s and 50 tokens/s, the second 0.9 s and 10: twice the wait that is asked for, and four and a half
     times the time per token."""
