@@ -167,10 +167,14 @@ def answer(
         if refine and not work.interrupted:
             goes_on = lambda: monotonic() < began_s + limit  # noqa: E731
             every = [*search.whole.all, *search.few.all]
+            late: list[str] = []
             work.carry_out(
-                lambda: write_study(found, every, statements.fit, folder, progress, goes_on, executor),
+                lambda: late.extend(write_study(found, every, statements.fit, folder, progress, goes_on, executor)),
                 "while its pictures were drawn",
             )
+            if late:
+                files = ", ".join(f"kvferry sweep {folder / name}.yaml" for name in late)
+                say(f"not all of {', '.join(late)} was run, as the time ran out: {files}")
 
         def told() -> Answer:
             return replace(found, interrupted=work.interrupted, ended_by=work.ended_by)

@@ -189,11 +189,6 @@ def _figure(question: Question, one: Trial, changed: _Changed = _as_it_is) -> fl
     )
 
 
-def _so_far_off(found: Sequence[Sensitivity]) -> str:
-    names = [one.number.name for one in found]
-    return f"and with each of {', '.join(names[1:])} so far off" if names[1:] else "so far off"
-
-
 def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statement:
     """Returns which number to measure, by how much the answer could change, and the commands."""
     metric, base = question.use.spec.best, question.described["device"]
@@ -213,7 +208,7 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     if first.overtaken:
         lines += first.overtaken
     else:
-        lines[0] += f"; the choice stays as it is, {_so_far_off(found)}"
+        lines[0] += f"; the choice stays as it is, with each other number{' tried' if late else ''} so far off, too"
     profile = first.number.profile.format(base=device, file=first.number.file)
     lines.append(" && ".join(filter(None, (first.number.measure, profile))))
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]

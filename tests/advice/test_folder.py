@@ -15,7 +15,7 @@ import kvferry
 from kvferry.advice import advise as advised
 from kvferry.advice import search as search_of
 from kvferry.advice.fit import Fit
-from kvferry.advice.pictures import cells_of
+from kvferry.advice.pictures import NOT_RUN, cells_of
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.study import Map, contexts_of, every_other, winner
 from kvferry.advice.trial import Trials
@@ -50,6 +50,11 @@ def test_who_wins_gives_up_less_then_keeps_limits_then_is_faster() -> None:
 def test_a_map_has_the_winner_of_each_cell() -> None:
     rows = [row("a", 1024, 4e9, 1.0), row("b", 1024, 4e9, 2.0), row("a", 1024, 8e9, 2.0), row("b", 1024, 8e9, 1.0)]
     rows += [row("a", 2048, 4e9, 1.0, "out_of_memory"), row("b", 2048, 4e9, 2.0), row("a", 2048, 8e9, 1.0)]
+    # Where the time ran out nothing wins, and nothing is said not to fit.
+    assert (
+        cells_of(question(), Map("", "budget.memory_bytes", pd.DataFrame(rows)), {"a": 0, "b": 0})[2][1][1] == NOT_RUN
+    )
+    rows += [row("b", 2048, 8e9, 1.0, "out_of_memory")]
     drawn = Map("map-memory", "budget.memory_bytes", pd.DataFrame(rows))
     contexts, memories, table = cells_of(question(), drawn, {"a": 0, "b": 0})
     assert (contexts, memories) == ([1024, 2048], [4e9, 8e9])
