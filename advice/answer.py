@@ -18,7 +18,7 @@ AS_GOOD = 0.01
 FIGURES = {
     "answer_s": "whole answer",
     "ttft_s": "TTFT",
-    "ttft_p95_s": "TTFT p95",
+    "ttft_p95_s": "p95",
     "tpot_s": "decoding",
     "energy_j": "energy/answer",
     "memory_peak_bytes": "memory",

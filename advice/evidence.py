@@ -51,8 +51,9 @@ class Evidence:
         for key in FIGURES:
             # Of the same evidence as the mean.
             if key in best.figures and key in self.intervals and key != "ttft_p95_s":
-                ends = sorted(self.intervals[key], reverse=key == "tpot_s")
-                yield f"{FIGURES[key]} {' to '.join(shown(key, end) for end in ends)} ({self.marks[key]})"
+                low, high = (shown(key, end) for end in sorted(self.intervals[key], reverse=key == "tpot_s"))
+                # Of two rates the unit stands once.
+                yield f"{FIGURES[key]} {low.removesuffix(' tokens/s')} to {high} ({self.marks[key]})"
 
     def _without(self, best: Trial) -> Iterator[str]:
         by_mark: dict[str, list[str]] = {}
@@ -81,15 +82,15 @@ def _rests_on(sureness: Sureness) -> str:
     if "runs" in evidence:
         return f"80 % intervals: by errors of {evidence['runs']['of']}"
     found = [
-        f"{what} was off by a factor of {evidence[what]['factor']:.2f} (on {evidence[what]['devices']})"
+        f"{evidence[what]['factor']:.2f} ({what}, {evidence[what]['devices']})"
         for what in ("prefill", "decoding", STORAGE)
         if what in evidence
     ]
     if RUNTIME in evidence:
-        found.append(f"and software may take what it takes on {' or '.join(evidence[RUNTIME]['over'])}")
+        found.append(f"software is any of {', '.join(evidence[RUNTIME]['over'])}")
     if not found:
         return "no intervals: nothing is known of rates like these"
-    return f"80 % intervals: on devices and disks that were left out of the fit, {', '.join(found)}"
+    return f"80 % intervals: devices left out of the fit were off by a factor of {', '.join(found)}"
 
 
 def _mark(best: Trial, figure: str) -> Mark:

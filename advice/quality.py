@@ -31,11 +31,10 @@ def quality(question: Question, ranked: Sequence[Trial]) -> Statement:
     lines = [f"{what}: {', '.join(names)}" for what, names in alike.items()]
     model = quoted_name(str(question.described["model"]))
     weights = question.described.get("precision", {}).get("weights")
-    if any(losses.values()):
-        few = "figures are of bundled models of a few million parameters (docs/models.md)"
-        lines.append(f"not known for {model}: {few}")
-    if weights is not None:
-        lines.append(f"{weights} weights: what they lose is not known for {model}")
+    of_weights = [] if weights is None else [f"what {weights} weights lose"]
+    of_kv = ["what else is lost (figures are of bundled models of a few million parameters)"]
+    if unknown := [*of_weights, *(of_kv if any(losses.values()) else [])]:
+        lines.append(f"not known for {model}: {', '.join(unknown)}")
     return Statement("h", "quality", tuple(lines), {"loses": losses})
 
 
@@ -59,7 +58,7 @@ def _losses(question: Question, one: Trial) -> Iterator[str]:
             worst = levels[-1] if composition.loss == "coarser" else levels[0]
             yield f"KV error {human.percent(worst.relative_error)}, {worst.kl_nats:.2g} nats ({codec})"
     if composition.kv_bits < KV_BITS[0]:
-        yield f"KV of {composition.kv_bits:g} bits: not known"
+        yield f"KV of {composition.kv_bits:g} bits, how much is not known"
     if composition.decoding.roles.selective and one.scenario is not None:
         yield from _attended(question, one.scenario, composition)
 
