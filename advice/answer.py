@@ -123,4 +123,7 @@ def more(ratio: float) -> str:
 
 def shown(metric: str, figure: float) -> str:
     """A figure as people read it: rates in place of times per token."""
-    return f"{1 / figure:.3g} tokens/s" if metric == "tpot_s" else human.of_unit(metric)(figure)
+    if metric != "tpot_s":
+        return human.of_unit(metric)(figure)
+    rate = 1 / figure
+    return f"{rate:,.0f} tokens/s" if rate >= 1000 else f"{rate:.3g} tokens/s"
