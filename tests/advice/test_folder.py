@@ -170,6 +170,13 @@ def test_nothing_is_asked_where_input_is_no_terminal(call: Callable[..., tuple[i
     assert (code, out) == (2, "") and "--device: is missing" in err
 
 
+def test_a_key_of_a_scenario_is_not_called_an_option(call: Callable[..., tuple[int, str, str]]) -> None:
+    asked = ("--device", "rtx-4060", "--model", "llama-3.2-1b", "--set", "policies.keep=flash", "--quick", "--json")
+    code, out, err = call("advise", *asked)
+    assert (code, out) == (2, "") and "kvferry: device.storage: is missing" in err
+    assert "kvferry: --storage: unknown storage 'foo'" in call("advise", *asked, "--storage", "foo")[2]
+
+
 def test_the_command_prints_one_object(call: Callable[..., tuple[int, str, str]]) -> None:
     pinned = (part for setting in PINNED for part in ("--set", setting))
     code, out, err = call("advise", "--device", "rtx-4060", "--model", "qwen3-8b", "--quick", "--json", *pinned)

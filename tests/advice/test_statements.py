@@ -185,6 +185,10 @@ def test_a_model_by_its_file_is_one_word_of_a_shell() -> None:
         ({"context": 9_000_000}, "context: makes .* tokens in the longest turn; at most 10,000,000 will do"),
         ({"tokens_per_s": "nan"}, "tokens_per_s: 'nan' is not a number above 0"),
         ({"ttft": "nan s"}, "ttft: "),
+        ({"storage": "foo"}, "^storage: unknown storage 'foo'"),
+        ({"weights": "q9"}, "^weights: no weight format is called 'q9'"),
+        ({"link": "fasst"}, "^link: no trace is called 'fasst'"),
+        ({"settings": ["policies.decode=nope"]}, "^policies.decode: unknown decode system 'nope'"),
         ({"link": "0 bit/s"}, "^link: '0 bit/s' is out of range"),
     ],
 )
