@@ -3,7 +3,6 @@ and which model would."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import starmap
 from math import ceil, floor, inf, log10
 
 from kvferry.advice.composition import Composition
@@ -117,8 +116,10 @@ def why_none(question: Question, trials: list[Trial]) -> InputError:
         ways = "; or ".join(f"{drop}: {says}" for _, drop, says in sorted(possible))
         return InputError(f"no composition keeps {asked} together; {ways}")
     each = (min(done, key=lambda one: one.figures.get(of.constraint.metric, inf)) for of in question.limits)
-    ways = "; ".join(starmap(_possible, zip(question.limits, each, strict=True)))
-    return InputError(f"no composition keeps one of {asked} beside the others: {ways}")
+    ways = "; ".join(
+        f"--{one.spelled}: {_possible(one, best)}" for one, best in zip(question.limits, each, strict=True)
+    )
+    return InputError(f"no composition keeps any of {asked}: drop them all; {ways}")
 
 
 def _possible(limit: Limit, best: Trial) -> str:
@@ -148,7 +149,9 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
         done = [one for one in found if one.is_done]
         if done:
             least = min(done, key=lambda one: one.figures["memory_peak_bytes"])
-            took = human.size(least.figures["memory_peak_bytes"])
+            # Of what is granted, a share is kept free.
+            share = 1 - question.device.memory.margin_share
+            took = human.size(_digits(least.figures["memory_peak_bytes"] / share, ceil))
             granted = human.size(quantity(question.memory, "size"))
             said = f"memory: {granted} holds no composition; the least that is possible is {took}"
             return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
