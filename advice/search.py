@@ -6,6 +6,7 @@ in memory, leaner ones are tried in its place. Runs say what is better.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 from time import monotonic, process_time
 
@@ -131,7 +132,8 @@ class Search:
         for _ in range(_MOST_ROUNDS):
             allowed = [one for one in near(best.composition) if one.gives_up_no_more_than(loss)]
             # Where even the best so far does not fit, or keeps no limits, nothing is hopeless.
-            hopeful = allowed if self.whole.rank(best)[0] else filter(self._is_worth_it, allowed)
+            worth_it = partial(self._is_worth_it, best.composition)
+            hopeful = allowed if self.whole.rank(best)[0] else filter(worth_it, allowed)
             found = self._each(self.whole, hopeful, loss, lambda: self.in_time and monotonic() < until_s)
             better = min([best, *found], key=lambda one: _within(self.whole, one))
             if better is best:
@@ -154,13 +156,15 @@ class Search:
                     break
         return found
 
-    def _is_worth_it(self, one: Composition) -> bool:
-        """Whether neither it nor, whatever its other parts, its decode system was hopeless over few turns."""
+    def _is_worth_it(self, best: Composition, one: Composition) -> bool:
+        """Whether neither it nor, whatever its other parts, its decode system was hopeless over few turns beside the
+        best so far: what was better over few turns may not fit over all."""
         of_decode = [t for t in self.few.all if (t.composition.decode, t.composition.away) == (one.decode, one.away)]
         of_itself = [t for t in of_decode if t.composition == one]
-        metric, best = self.question.use.spec.best, min((t for t in self.few.ranked()), key=self.few.rank, default=None)
+        metric = self.question.use.spec.best
         known = [t.figures[metric] for t in (of_itself or of_decode) if metric in t.figures]
-        return best is None or not known or min(known) <= _HOPELESS * best.figures[metric]
+        own = self.few.of(best).figures.get(metric) if best in self.few else None
+        return own is None or not known or min(known) <= _HOPELESS * own
 
 
 def _within(trials: Trials, one: Trial) -> tuple[bool, float]:

@@ -8,7 +8,7 @@ from kvferry.advice.composition import Composition
 from kvferry.advice.measure import NUMBERS, RUNTIME, next_measurement, sensitivities
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
-from kvferry.advice.trial import Trials, tried
+from kvferry.advice.trial import Trial, Trials, tried
 from kvferry.specs.errors import InputError
 
 FEW = ("workload.turns=3", "workload.decoded=3", "workload.contexts=2", "policies.evict=lru")
@@ -234,3 +234,21 @@ def test_where_it_is_assumed_what_software_takes_another_runtime_is_the_first_to
     assert lines[0].startswith("the runtime: another known one, whole answer is ")
     assert lines[1].startswith("kvferry advise ... --set runtime=NAME")
     assert RUNTIME not in [one.number for one in sensitivities(question, [inside], {})]
+
+
+def test_what_is_hopeless_is_so_beside_the_best_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory an answer takes a second, from the host's ten or twelve: hopeless, unless the first does not fit."""
+    inside, away = Composition(), Composition(decode="flexgen", away="host", keep="flash")
+    dropped = Composition(decode="flexgen", away="host", keep="drop")
+    answers_s = {inside: 1.0, away: 10.0, dropped: 12.0}
+    monkeypatch.setattr(
+        "kvferry.advice.trial.tried",
+        lambda question, one, settings: Trial(
+            composition=one, scenario=None, outcome="done", figures={"answer_s": answers_s[one]}
+        ),
+    )
+    search = Search(question_of(device="rtx-4060", model="llama-3.2-1b"), lambda: None)
+    for one in answers_s:
+        search.few.of(one)
+    assert not search._is_worth_it(inside, dropped)
+    assert search._is_worth_it(away, dropped)
