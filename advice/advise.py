@@ -13,6 +13,7 @@ from typing import Any
 from kvferry.advice.answer import Answer, Statement, runners_up
 from kvferry.advice.bound import bound_of
 from kvferry.advice.choice import chosen, runners
+from kvferry.advice.composition import Composition
 from kvferry.advice.evidence import evidence_of
 from kvferry.advice.fit import fit_of, why_none
 from kvferry.advice.folder import write_answer, write_scenario, write_study
@@ -21,7 +22,7 @@ from kvferry.advice.quality import quality
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
 from kvferry.advice.today import today
-from kvferry.advice.trial import Trial, energy_of
+from kvferry.advice.trial import Trial, Trials, energy_of
 from kvferry.advice.worth import not_worth
 from kvferry.analysis.executors.executor import Executor
 from kvferry.api.intervals import sureness_of
@@ -109,12 +110,12 @@ def answer(
 ) -> Answer:
     """Answers a question; arguments and errors are those of ``advise``."""
     began_s, cpu_s, limit = monotonic(), process_time(), inf if limit_s is None else limit_s
-    tried = 0
+    runs = 0
 
     def done() -> None:
-        nonlocal tried
-        tried += 1
-        progress("compositions", tried, 0)
+        nonlocal runs
+        runs += 1
+        progress("running compositions", runs, 0)
 
     search = Search(question, done, began_s + _SEARCH_SHARE * limit)
     work = _Work()
@@ -129,7 +130,8 @@ def answer(
 
     def refined() -> None:
         if ranked:
-            say(f"first answer, over few turns: {ranked[0].composition.name}")
+            over = "" if search.few is search.whole else ", over few turns"
+            say(f"first answer{over}: {ranked[0].composition.name}")
         if refine:
             search.refine()
 
@@ -140,7 +142,7 @@ def answer(
         raise why_none(question, search.trials.all)
     counted: list[Trial] = []
     if not work.interrupted:
-        work.carry_out(lambda: counted.extend(_with_energy(question, ranked)), "while its energy was counted")
+        work.carry_out(lambda: counted.extend(_with_energy(search.trials, ranked)), "while its energy was counted")
     ranked = counted or ranked
     statements = _Statements(search, ranked, lambda: monotonic() < began_s + _EXPLAINED_SHARE * limit)
     work.carry_out(statements.first, "while it was explained")
@@ -152,8 +154,8 @@ def answer(
         best=ranked[0],
         ranked=ranked,
         statements=statements.all,
-        tried=tried,
-        coarse=search.trials is search.few,
+        tried=search.tried,
+        coarse=search.is_coarse,
         interrupted=work.interrupted,
         ended_by=work.ended_by,
         processor_s=spent,
@@ -165,10 +167,14 @@ def answer(
         if refine and not work.interrupted:
             goes_on = lambda: monotonic() < began_s + limit  # noqa: E731
             every = [*search.whole.all, *search.few.all]
+            late: list[str] = []
             work.carry_out(
-                lambda: write_study(found, every, statements.fit, folder, progress, goes_on, executor),
+                lambda: late.extend(write_study(found, every, statements.fit, folder, progress, goes_on, executor)),
                 "while its pictures were drawn",
             )
+            if late:
+                files = ", ".join(f"kvferry sweep {folder / name}.yaml" for name in late)
+                say(f"not all of {', '.join(late)} was run, as the time ran out: {files}")
 
         def told() -> Answer:
             return replace(found, interrupted=work.interrupted, ended_by=work.ended_by)
@@ -209,12 +215,12 @@ class _Work:
         return False
 
 
-def _with_energy(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
+def _with_energy(trials: Trials, ranked: Sequence[Trial]) -> list[Trial]:
     """The trials, those that are shown with their energy: the others need none, as it did not count."""
-    shown = [] if question.counts_energy else [ranked[0], *runners_up(ranked, question.use.spec.best)]
-    found = {
-        one.composition: replace(one, figures={**one.figures, **energy_of(question, one.composition)}) for one in shown
-    }
+    question, found = trials.question, dict[Composition, Trial]()
+    for one in [] if question.counts_energy else [ranked[0], *runners_up(ranked, question.use.spec.best)]:
+        energy = energy_of(question, one.composition, trials.settings(one.composition))
+        found[one.composition] = replace(one, figures={**one.figures, **energy})
     return [found.get(one.composition, one) for one in ranked]
 
 
@@ -222,29 +228,33 @@ class _Statements:
     """Makes the statements of an answer, letter by letter; each is there as soon as its runs are done."""
 
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
-        self._question, self._ranked = search.question, ranked
+        self._question, self._ranked, self._trials = search.question, ranked, search.trials
+        self._is_coarse = search.is_coarse
         # Leave out compositions that ran over few turns and failed over all of them.
         failed = {one.composition for one in search.whole.all} - {one.composition for one in search.whole.ranked()}
-        self._few = [one for one in search.few.ranked() if one.composition not in failed]
+        few = [] if search.few is search.whole else search.few.ranked()
+        self._few = [one for one in few if one.composition not in failed]
         self._goes_on = goes_on
         self.said: dict[str, Statement] = {}
 
     def first(self) -> None:
-        """Makes the statements that need hardly a run."""
+        """Makes the statements that need no run, and then what needs hardly one."""
         question, ranked = self._question, self._ranked
-        fit = self.fit = fit_of(question, ranked[0])
-        facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
-        self._say(Statement("a", "fits", (str(fit),), facts))
         self._say(chosen(question, ranked))
         self._say(runners(question, ranked, self._few))
-        self._say(not_worth(question, ranked, self._few, fit))
         self._say(today(question, list(ranked)))
+        fit = self.fit = fit_of(question, ranked[0])
+        facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
+        longest = question.turns.longest.prompt + question.turns.longest.output
+        lacks = fit.lacks(longest) if self._is_coarse else []
+        self._say(Statement("a", "fits", (str(fit), *lacks), facts))
+        self._say(not_worth(question, ranked, self._few, fit))
 
     def rest(self) -> None:
         """Makes the statements that need further runs, with other numbers or no limits. Raises KeyboardInterrupt."""
         question, ranked = self._question, self._ranked
         if self._goes_on():
-            self._say(bound_of(question).statement(ranked[0]))
+            self._say(bound_of(self._trials).statement(ranked[0]))
         self._say(quality(question, ranked))
         sureness = None
         if ranked[0].scenario is not None and ranked[0].composition.helped is None and self._goes_on():

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvferry.advice.composition import LOSSES
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 from kvferry.specs import human
@@ -17,12 +16,12 @@ EQUAL = 0.001
 # Compositions that are nearer to each other than this are as good as each other.
 AS_GOOD = 0.01
 FIGURES = {
-    "answer_s": "whole answer, mean",
-    "ttft_s": "TTFT, mean",
-    "ttft_p95_s": "TTFT, p95",
-    "tpot_s": "time per token",
+    "answer_s": "whole answer",
+    "ttft_s": "TTFT",
+    "ttft_p95_s": "p95",
+    "tpot_s": "decoding",
     "energy_j": "energy/answer",
-    "memory_peak_bytes": "memory peak",
+    "memory_peak_bytes": "memory",
 }
 
 
@@ -39,14 +38,14 @@ class Statement:
 @dataclass(frozen=True, eq=False)
 class Answer:
     """``best``: the trial that was chosen; ``ranked``: all that keep the limits, best first; ``statements``: what their
-    results say; ``tried``: how many compositions were run; ``coarse``: over few turns alone; ``interrupted``: by
-    Ctrl-C, SIGTERM or the clock; ``ended_by``: the signal's number, 0 for none."""
+    results say; ``tried``: how many compositions were run, and how many over all turns; ``coarse``: over few turns
+    alone; ``interrupted``: by Ctrl-C, SIGTERM or the clock; ``ended_by``: the signal's number, 0 for none."""
 
     question: Question
     best: Trial
     ranked: Sequence[Trial]
     statements: Sequence[Statement] = ()
-    tried: int = 0
+    tried: tuple[int, int] = (0, 0)
     coarse: bool = False
     interrupted: str | None = None
     ended_by: int = 0
@@ -56,6 +55,13 @@ class Answer:
     @property
     def runners_up(self) -> list[Trial]:
         return runners_up(self.ranked, self.question.use.spec.best)
+
+    @property
+    def how_many(self) -> str:
+        """How many compositions were run, in words."""
+        tried, whole = self.tried
+        over = "all" if whole == tried else f"{whole} of them" if whole else "none of them"
+        return f"{tried} compositions were run, {over} over all turns of the use"
 
     def to_json(self) -> str:
         """What ``kvferry advise --json`` prints."""
@@ -74,7 +80,8 @@ class Answer:
             "statements": {
                 one.key: {"title": one.title, "said": list(one.lines), **one.facts} for one in self.statements
             },
-            "tried": self.tried,
+            "tried": self.tried[0],
+            "tried_over_all_turns": self.tried[1],
             "coarse": self.coarse,
             "interrupted": self.interrupted,
         }
@@ -104,7 +111,7 @@ def giving_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:
 
 
 def _gives_up(one: Trial, than: Trial) -> bool:
-    return LOSSES.index(one.composition.loss) > LOSSES.index(than.composition.loss)
+    return one.composition.given_up > than.composition.given_up
 
 
 def more(ratio: float) -> str:
@@ -116,4 +123,7 @@ def more(ratio: float) -> str:
 
 def shown(metric: str, figure: float) -> str:
     """A figure as people read it: rates in place of times per token."""
-    return f"{1 / figure:.3g} tokens/s" if metric == "tpot_s" else human.of_unit(metric)(figure)
+    if metric != "tpot_s":
+        return human.of_unit(metric)(figure)
+    rate = 1 / figure
+    return f"{rate:,.0f} tokens/s" if rate >= 1000 else f"{rate:.3g} tokens/s"

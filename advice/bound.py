@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kvferry.advice.answer import EQUAL, FIGURES, Statement, more, shown
 from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.question import Question
-from kvferry.advice.trial import Trial, figures_of
+from kvferry.advice.trial import Trial, Trials, figures_of
 from kvferry.api.result import run as carry_out
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.scenario import Scenario
@@ -33,24 +33,24 @@ class Bound:
         if self.figure is None:
             return Statement("e", "bound", (self.why_not,))
         gap = own / self.figure - 1
-        least = f"nothing that gives the whole answer has less than {shown(self.metric, self.figure)}"
-        if self.metric == "tpot_s":
-            least = f"nothing that gives the whole answer has more than {shown(self.metric, self.figure)}"
-        what = FIGURES[self.metric]
+        side = "more" if self.metric == "tpot_s" else "less"
+        least = f"{FIGURES[self.metric]}: nothing on this device that gives up nothing has {side} than"
         if gap < -EQUAL:
             why = "with help" if best.composition.helped is not None else "as it gives up a part of the answer"
             said = f"the best has {shown(self.metric, own)}, {why}"
         else:
             said = "the best reaches it" if gap <= EQUAL else f"the best: {more(1 + gap)}"
-        return Statement("e", "bound", (f"{what}: {least} on this device; {said}",), {"bound": self.figure, "gap": gap})
+        return Statement(
+            "e", "bound", (f"{least} {shown(self.metric, self.figure)}; {said}",), {"bound": self.figure, "gap": gap}
+        )
 
 
-def bound_of(question: Question) -> Bound:
-    """Returns the bound of a question. Raises KeyboardInterrupt."""
-    metric = question.use.spec.best
+def bound_of(trials: Trials) -> Bound:
+    """Returns the bound of a question, over as many turns as its trials. Raises KeyboardInterrupt."""
+    question, metric = trials.question, trials.question.use.spec.best
     if metric == "energy_j":
         return Bound(metric, None, "no bound on energy is known")
-    ideal = _ideal(question)
+    ideal = _ideal(trials)
     run = run_scenario(ideal)
     if run.interrupted:
         raise KeyboardInterrupt
@@ -67,10 +67,11 @@ def bound_of(question: Question) -> Bound:
     return Bound(metric, figures[metric] - saved_s / len(turns))
 
 
-def _ideal(question: Question) -> Scenario:
-    loads = question.space.parts["load"]
-    plain = replace(question, memory=None)
-    scenario = plain.scenario(Composition(load=loads[0], decode="vllm", keep="memory", kv_bits=KV_BITS[0]))
+def _ideal(trials: Trials) -> Scenario:
+    loads = trials.question.space.parts["load"]
+    plain = replace(trials.question, memory=None)
+    one = Composition(load=loads[0], decode="vllm", keep="memory", kv_bits=KV_BITS[0])
+    scenario = plain.scenario(one, trials.settings(one))
     device = scenario.device
     memory = device.memory.model_copy(update={"capacity_bytes": _ALL_MEMORY_BYTES})
     return scenario.model_copy(update={"device": device.model_copy(update={"memory": memory})})

@@ -23,7 +23,7 @@ def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
     parts = list(dict.fromkeys(", ".join(_changed(best, one)) for one in equal))
     if parts:
         lines.append(f"as good here: {'; '.join(parts[:6])}{' ...' if len(parts) > 6 else ''}")
-    kept = ", ".join(f"--{one.option.replace('_', '-')}" for one in question.limits)
+    kept = ", ".join(f"--{one.spelled}" for one in question.limits)
     if kept:
         lines.append(f"it keeps {kept}")
     return Statement("b", "best", tuple(lines), {"as_good": parts})
@@ -40,14 +40,10 @@ def runners(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = 
     """Returns the runners-up, with what each costs more than the best, or gives up. `few`: trials over few turns, which
     say it of what gives up more where nothing tried over all turns does."""
     best, metric = ranked[0], question.use.spec.best
-    lines = []
-    for one in runners_up(ranked, metric):
-        costs = [
-            f"{FIGURES[key]} {more(one.figures[key] / best.figures[key])}"
-            for key in (metric, "ttft_s", "energy_j", "memory_peak_bytes")
-            if best.figures.get(key) and key in one.figures
-        ]
-        lines.append(f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(dict.fromkeys(costs))}")
+    lines = [
+        f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(_costs(one, best, metric))}"
+        for one in runners_up(ranked, metric)
+    ]
     gives = giving_up(ranked, metric)
     lines += [_giving_up(one, best, metric) for one in gives]
     # The same run of the best composition first, which the others are better than.
@@ -56,6 +52,15 @@ def runners(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = 
         if one.composition.loss not in [known.composition.loss for known in gives]:
             lines.append(f"{_giving_up(one, alike[0], metric)}, over few turns")
     return Statement("c", "runners-up", tuple(lines) or ("no other composition keeps the limits",))
+
+
+def _costs(one: Trial, best: Trial, metric: str) -> Iterator[str]:
+    """What it takes more than the best, of what it does take more or less."""
+    for key in dict.fromkeys((metric, "ttft_s", "energy_j", "memory_peak_bytes")):
+        if best.figures.get(key) and key in one.figures:
+            said = more(one.figures[key] / best.figures[key])
+            if said != more(1.0):
+                yield f"{FIGURES[key]} {said}"
 
 
 def _giving_up(one: Trial, best: Trial, metric: str) -> str:

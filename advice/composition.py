@@ -11,7 +11,6 @@ from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.policies.decode.placement import OneTier
-from kvferry.specs.errors import pick
 from kvferry.specs.scenario import Scenario
 
 # What a composition gives up: nothing but rounding, numbers of the KV cache, or tokens.
@@ -86,6 +85,14 @@ class Composition:
             return "part"
         return "coarser" if self.kv_bits < KV_BITS[0] or self.load in coarse_loads() else "none"
 
+    @property
+    def given_up(self) -> int:
+        """How much it gives up, as a rank: 0 is nothing."""
+        return LOSSES.index(self.loss)
+
+    def gives_up_no_more_than(self, loss: Loss) -> bool:
+        return self.given_up <= LOSSES.index(loss)
+
     def differs(self, other: "Composition") -> tuple[str, ...]:
         """Returns the names of the parts in which two compositions differ."""
         return tuple(one.name for one in fields(self) if getattr(self, one.name) != getattr(other, one.name))
@@ -117,24 +124,49 @@ class Space:
     helped: tuple[str, ...]
     # Systems that are left out, by name, and why.
     left_out: Mapping[str, str]
+    # Whether something lies in the cloud at first.
+    fetches: bool = False
 
     def neighbours(self, one: Composition) -> list[Composition]:
-        """Returns the compositions that differ from this one in one part."""
+        """Returns the compositions that differ from this one in one part; where this keeps KV in the cloud, also
+        in what loads it, as neither gains anything without the other."""
         if one.helped is not None:
             return [replace(one, helped=name) for name in self.helped if name != one.helped]
-        found = [
-            replace(one, **{part: value})
-            for part, values in self.parts.items()
-            for value in values
-            if value != getattr(one, part) and not (part == "group_tokens" and not one.decoding.tunable)
+        found = [replace(one, **{part: value}) for part, values in self.parts.items() for value in values]
+        loads = [name for name in self.parts["load"] if name != _COMPUTES_ALL][:1]
+        found += [
+            replace(one, keep=keep, load=load)
+            for keep in self.parts["keep"]
+            for load in loads
+            if "cloud" in keep and one.load == _COMPUTES_ALL
         ]
-        return [*found, *self.with_decodes(one)]
+        others = [other for other in dict.fromkeys(map(self.plain, found)) if other != one]
+        return [*others, *self.with_decodes(one)]
+
+    def plain(self, one: Composition) -> Composition:
+        """Returns the composition with the usual value of each part that makes no difference in it: what evicts where
+        nothing is evicted, what loads where nothing lies in the cloud, groups where the decode system has none."""
+        usual: dict[str, Any] = {}
+        if one.keep in ("drop", "cloud"):
+            usual["evict"] = self.parts["evict"][0]
+        if not self.fetches and "cloud" not in one.keep:
+            usual["load"] = self.parts["load"][0]
+        if not one.decoding.tunable:
+            usual["group_tokens"] = None
+        return replace(one, **usual)
+
+    def leaner(self, one: Composition) -> list[Composition]:
+        """Returns the compositions that differ from this one in parts that change what memory it takes, and in nothing
+        else: those that give up no more first."""
+        chunks, bits = self.parts["prefill_chunk"], self.parts["kv_bits"]
+        found = [replace(one, kv_bits=b, prefill_chunk=n) for b in bits for n in chunks if one.helped is None]
+        return sorted((other for other in found if other != one), key=lambda other: other.given_up)
 
     def with_decodes(self, one: Composition) -> list[Composition]:
         """Returns the compositions that decode otherwise than this one, those whose KV lies elsewhere meanwhile with
         no copy of it in memory."""
         return [
-            self._kept_where_it_lies(replace(one, decode=name, away=away, group_tokens=None))
+            self.plain(self._kept_where_it_lies(replace(one, decode=name, away=away, group_tokens=None)))
             for name, away in self.decodes
             if (name, away) != (one.decode, one.away)
         ]
@@ -155,16 +187,11 @@ class Space:
         return [Composition(helped=name) for name in self.helped]
 
     def everything(self) -> list[Composition]:
-        """Returns all compositions."""
+        """Returns all compositions, each once."""
         found = [Composition(decode=name, away=away) for name, away in self.decodes]
         for part, values in self.parts.items():
-            found = [
-                replace(one, **{part: value})
-                for one in found
-                for value in values
-                if not (part == "group_tokens" and value is not None and not one.decoding.tunable)
-            ]
-        return [*found, *self.helpers]
+            found = [replace(one, **{part: value}) for one in found for value in values]
+        return [*dict.fromkeys(map(self.plain, found)), *self.helpers]
 
 
 # The longest prompt that systems of clusters are tried for: a run of 8Ki tokens takes seconds, and of 32Ki a minute.
@@ -176,8 +203,7 @@ def space_of(
     scenario: Scenario, *, linked: bool, helped: bool, longest: int, pinned: Mapping[str, str] = MappingProxyType({})
 ) -> Space:
     """Returns what there is to choose from. `linked`: there is a link over which a cloud keeps KV; `helped`: a machine
-    answers along; `longest`: tokens of the longest turn; `pinned`: parts that the user has chosen. Raises InputError
-    for a decode system that there is not."""
+    answers along; `longest`: tokens of the longest turn; `pinned`: parts that the user has chosen."""
     device, left_out = scenario.device, dict[str, str]()
     places = ["storage"] if device.storage is not None else []
     places += [] if device.memory.unified else ["host"]
@@ -207,7 +233,7 @@ def space_of(
     }
     parts |= {part: (value,) for part, value in pinned.items() if part in parts}
     if "decode" in pinned:
-        away = pick("decode system", DECODE_SYSTEMS, pinned["decode"]).roles.placement.away
+        away = DECODE_SYSTEMS[pinned["decode"]].roles.placement.away
         decodes = [(pinned["decode"], None if away == "device" else away)]
     helpers = tuple(name for name in ASSIST_SYSTEMS if name != "device-only") if helped else ()
-    return Space(parts, tuple(decodes), helpers, left_out)
+    return Space(parts, tuple(decodes), helpers, left_out, fetches)

@@ -9,7 +9,7 @@ from typing import Literal
 from kvferry.advice.answer import FIGURES, Statement, shown
 from kvferry.advice.trial import Trial
 from kvferry.analysis.repeats import Range
-from kvferry.analysis.sureness import Sureness, how_sure
+from kvferry.analysis.sureness import RUNTIME, STORAGE, Sureness, how_sure
 from kvferry.specs.device import DeviceSpec
 
 # From the surest on.
@@ -24,31 +24,45 @@ _RESTS_ON = {
 }
 # A key of efficiency, as its source speaks of them one by one.
 _KERNELS = {"ttft_s": ("gemm",), "ttft_p95_s": ("gemm",), "tpot_s": ("gemv", "decode_attention")}
+_NONE_HELPED = "no intervals: helped devices have none"
 _LATE = "no intervals: the time ran out before they were worked out"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """``intervals`` by figure, where anything says how far it may be off; ``marks``: where each comes from."""
+    """``intervals`` by figure, where anything says how far it may be off; ``marks``: where each comes from; ``said``:
+    what the intervals rest on, in a few words; ``remarks``: in all, as a run's table has it."""
 
     intervals: Mapping[str, Range]
     marks: Mapping[str, Mark]
-    said: Sequence[str]
+    said: str
+    remarks: Sequence[str] = ()
 
     def statement(self, best: Trial) -> Statement:
-        lines = [", ".join(self._figures(best)), *self.said]
-        facts = {"intervals": {key: list(ends) for key, ends in self.intervals.items()}, "marks": dict(self.marks)}
+        lines = ["; ".join([*self._with_intervals(best), *self._without(best)]), self.said]
+        facts = {
+            "intervals": {key: list(ends) for key, ends in self.intervals.items()},
+            "marks": dict(self.marks),
+            "remarks": list(self.remarks),
+        }
         return Statement("d", "how sure", tuple(lines), facts)
 
-    def _figures(self, best: Trial) -> Iterator[str]:
+    def _with_intervals(self, best: Trial) -> Iterator[str]:
         for key in FIGURES:
-            if key not in best.figures or key == "ttft_p95_s":
-                continue
-            ends = self.intervals.get(key)
-            span = (
-                " to ".join(shown(key, end) for end in sorted(ends, reverse=key == "tpot_s")) if ends else "no interval"
-            )
-            yield f"{FIGURES[key]}: {span} ({self.marks[key]})"
+            # Of the same evidence as the mean.
+            if key in best.figures and key in self.intervals and key != "ttft_p95_s":
+                low, high = (shown(key, end) for end in sorted(self.intervals[key], reverse=key == "tpot_s"))
+                # Of two rates the unit stands once.
+                yield f"{FIGURES[key]} {low.removesuffix(' tokens/s')} to {high} ({self.marks[key]})"
+
+    def _without(self, best: Trial) -> Iterator[str]:
+        by_mark: dict[str, list[str]] = {}
+        for key in FIGURES:
+            if key in best.figures and key not in self.intervals and key != "ttft_p95_s":
+                by_mark.setdefault(self.marks[key], []).append(FIGURES[key])
+        if by_mark:
+            said = (f"{', '.join(of)} ({mark})" for mark, of in by_mark.items())
+            yield f"no interval: {', '.join(said)}"
 
 
 def evidence_of(best: Trial, sureness: Sureness | None) -> Evidence:
@@ -56,17 +70,27 @@ def evidence_of(best: Trial, sureness: Sureness | None) -> Evidence:
     assert best.scenario is not None
     known = {} if sureness is None else dict(sureness.intervals)
     found = {key: ends for key, ends in known.items() if key in FIGURES}
-    if "tpot_s" in found and "answer_s" in best.figures:
-        # An answer is its first token, and then its pace.
-        first_s, own_s = best.figures["ttft_s"], best.figures["tpot_s"]
-        rest_s = best.figures["answer_s"] - first_s
-        firsts = found.get("ttft_s", (first_s, first_s))
-        low, high = (first + rest_s * pace / own_s for first, pace in zip(firsts, found["tpot_s"], strict=True))
-        found["answer_s"] = low, high
     marks = {key: _mark(best, key) for key in FIGURES if key in best.figures}
-    why = "no intervals: helped devices have none" if best.composition.helped is not None else _LATE
-    said = how_sure([sureness.evidence]) if sureness is not None else [why]
-    return Evidence(found, marks, said)
+    if sureness is None:
+        return Evidence(found, marks, _NONE_HELPED if best.composition.helped is not None else _LATE)
+    return Evidence(found, marks, _rests_on(sureness), how_sure([sureness.evidence]))
+
+
+def _rests_on(sureness: Sureness) -> str:
+    """What intervals rest on: how far rates of devices that were left out of the fit were off, or whole runs."""
+    evidence = sureness.evidence
+    if "runs" in evidence:
+        return f"80 % intervals: by errors of {evidence['runs']['of']}"
+    found = [
+        f"{evidence[what]['factor']:.2f} ({what}, {evidence[what]['devices']})"
+        for what in ("prefill", "decoding", STORAGE)
+        if what in evidence
+    ]
+    if RUNTIME in evidence:
+        found.append(f"software is any of {', '.join(evidence[RUNTIME]['over'])}")
+    if not found:
+        return "no intervals: nothing is known of rates like these"
+    return f"80 % intervals: devices left out of the fit were off by a factor of {', '.join(found)}"
 
 
 def _mark(best: Trial, figure: str) -> Mark:

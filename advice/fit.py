@@ -3,9 +3,9 @@ and which model would."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, floor, inf, log10
 
-from kvferry.advice.composition import LOSSES, Composition
+from kvferry.advice.composition import Composition
 from kvferry.advice.question import Limit, Question
 from kvferry.advice.trial import Trial, tried
 from kvferry.analysis.metrics import metrics_for
@@ -15,6 +15,7 @@ from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_model
 from kvferry.specs import human
 from kvferry.specs.errors import InputError
+from kvferry.specs.units import quantity
 from kvferry.specs.weight_format import WEIGHT_FORMATS
 
 # Contexts are looked for up to this many tokens, to the next 1Ki or 3 %.
@@ -36,12 +37,19 @@ class Fit:
     peak_bytes: float
     in_memory: int | None = None
 
+    def lacks(self, longest: int) -> list[str]:
+        """Says that turns of a use do not fit: where an answer is of its first turns alone."""
+        if not self.context or self.is_least or longest <= self.context:
+            return []
+        return [f"the longest turn of this use has {human.count(longest)} tokens and does not fit: refine the answer"]
+
     def __str__(self) -> str:
         room = f"{human.size(self.peak_bytes)} of {human.size(self.memory_bytes)}"
         if not self.context:
             return f"it fits: {room}"
         reach = f"{'more than ' if self.is_least else ''}{human.count(self.context)} tokens"
-        beside = f" ({human.count(self.in_memory)} with KV in memory)" if self.in_memory is not None else ""
+        beside = f" ({human.count(self.in_memory) if self.in_memory else 'none'} with KV in memory)"
+        beside = beside if self.in_memory is not None else ""
         return f"it fits: {room}; the longest context is {reach}{beside}"
 
 
@@ -93,29 +101,39 @@ def why_none(question: Question, trials: list[Trial]) -> InputError:
     done = [one for one in trials if one.is_done]
     if not done:
         return _does_not_fit(question, trials)
-    lines = []
+    possible: list[tuple[float, str, str]] = []
     for limit in question.limits:
         others = tuple(one for one in question.limits if one is not limit)
         left = [one for one in done if not one.broken(others) and limit.constraint.metric in one.figures]
         if left:
             best = min(left, key=lambda one: one.figures[limit.constraint.metric])
-            lines.append((limit.constraint.excess(best.figures[limit.constraint.metric]), _possible(limit, best)))
-    if not lines:
-        each = (min(done, key=lambda one: one.figures.get(of.constraint.metric, inf)) for of in question.limits)
-        said = [_possible(limit, best) for limit, best in zip(question.limits, each, strict=True)]
-        return InputError("\n".join(["no composition keeps any one of the limits beside the others", *said]))
-    (_, first), *rest = sorted(lines)
-    kept = " and ".join(one.constraint.text.replace("_", "-") for one in question.limits)
-    headline = f"no composition keeps {kept} together; the least to give way: {first}"
-    return InputError("\n".join([headline, *(f"or {line}" for _, line in rest)]))
+            excess = limit.constraint.excess(best.figures[limit.constraint.metric])
+            possible.append((excess, f"drop --{limit.spelled}", _possible(limit, best)))
+    asked = " and ".join(f"--{one.spelled} {one.constraint.text.partition(' ')[2]}" for one in question.limits)
+    if len(question.limits) == 1 and possible:
+        return InputError(f"no composition keeps {asked}: {possible[0][2]}")
+    if possible:
+        ways = "; or ".join(f"{drop}: {says}" for _, drop, says in sorted(possible))
+        return InputError(f"no composition keeps {asked} together; {ways}")
+    each = (min(done, key=lambda one: one.figures.get(of.constraint.metric, inf)) for of in question.limits)
+    ways = "; ".join(
+        f"--{one.spelled}: {_possible(one, best)}" for one, best in zip(question.limits, each, strict=True)
+    )
+    return InputError(f"no composition keeps any of {asked}: drop them all; {ways}")
 
 
 def _possible(limit: Limit, best: Trial) -> str:
-    metric, option = limit.constraint.metric, limit.option.replace("_", "-")
-    figure = best.figures[metric]
-    least = f"{1 / figure:.3g}" if metric == "tpot_s" else human.of_unit(metric)(figure)
-    side = "most" if metric == "tpot_s" else "least"
-    return f"without --{option} the {side} that is possible is {least} ({best.composition.name})"
+    """The least that can be asked for, or of a rate the most, in three digits that the composition keeps."""
+    figure = best.figures[limit.constraint.metric]
+    if limit.constraint.metric == "tpot_s":
+        return f"the most that is possible is {_digits(1 / figure, floor):.3g} ({best.composition.name})"
+    least = human.of_unit(limit.constraint.metric)(_digits(figure, ceil))
+    return f"the least that is possible is {least} ({best.composition.name})"
+
+
+def _digits(figure: float, to: Callable[[float], int]) -> float:
+    step = 10.0 ** (floor(log10(figure)) - 2)
+    return to(figure / step) * step
 
 
 def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
@@ -131,8 +149,11 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
         done = [one for one in found if one.is_done]
         if done:
             least = min(done, key=lambda one: one.figures["memory_peak_bytes"])
-            took = human.size(least.figures["memory_peak_bytes"])
-            said = f"memory: {question.memory} hold no composition; the least that is possible is {took}"
+            # Of what is granted, a share is kept free.
+            share = 1 - question.device.memory.margin_share
+            took = human.size(_digits(least.figures["memory_peak_bytes"] / share, ceil))
+            granted = human.size(quantity(question.memory, "size"))
+            said = f"memory: {granted} holds no composition; the least that is possible is {took}"
             return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
     would = [*_smaller_formats(question), *_smaller_models(question), *_weights_elsewhere(question)]
     rest = f"; what would fit: {'; '.join(would)}" if would else "; no format and no bundled model would fit"
@@ -140,14 +161,13 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
 
 
 def _fits(question: Question, **changed: object) -> bool:
-    """Whether one turn runs with another model or format, in the leanest composition."""
-    leanest = min(question.space.start, key=lambda one: LOSSES.index(one.loss))
+    """Whether one turn runs with another model or format."""
     described = {**question.described, **changed}
     try:
         budget = [f"budget.memory={question.memory}"] if question.memory else []
         scenario = load(described, [*budget, *question.plain_settings])
         scenario = load(scenario, {**_ONE_TURN, "workload.context": min(1024, scenario.session.workload.context)})
-        return run_whole(scenario).outcome == "done" and leanest is not None
+        return run_whole(scenario).outcome == "done"
     except InputError:
         return False
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.advice.answer import Answer
-from kvferry.advice.composition import LOSSES
 from kvferry.advice.fit import Fit
 from kvferry.advice.page import page
 from kvferry.advice.pictures import draw_map, over_contexts
@@ -53,17 +52,18 @@ def write_study(
     progress: Callable[[str, int, int], None],
     goes_on: Callable[[], bool],
     executor: Executor | str | None = None,
-) -> None:
+) -> list[str]:
     """Runs the contenders over contexts, and over contexts and a second axis, as far as there is time, and draws what
-    is there. Of a device that is helped the best composition without help is the base. Raises KeyboardInterrupt."""
+    is there; returns the studies that the time did not suffice for. Of a device that is helped the best composition
+    without help is the base. Raises KeyboardInterrupt."""
     question = found.question
     of = contenders(question, found.ranked, tried)
     if not of or of[0].scenario is None:
-        return
+        return []
     base = folder if of[0] is found.best else folder / "alone"
     write_scenario(of[0], base)
     contexts, about = contexts_of(question, fit), f"{question.device.name}, {question.model_name}"
-    losses = {label(one): LOSSES.index(one.composition.loss) for one in of}
+    losses = {label(one): one.composition.given_up for one in of}
     plots = folder / "plots"
     points = run_file(
         study_file(question, of, {CONTEXT: contexts}, base, "contexts"),
@@ -73,8 +73,9 @@ def write_study(
     limits = {"the device leaves free": memory.free_bytes}
     if (granted := of[0].scenario.budget.memory_bytes) is not None:
         limits["granted"] = granted
+    late = [] if len(points) == len(of) * len(contexts) else ["contexts"]
     if len(points) and (points["outcome"] == "done").any():
-        over_contexts(points, limits, plots, about)
+        over_contexts(points, limits, plots, f"{about}, not all run" if late else about)
     rates: list[Any] = [{"rate": rate} for rate in rates_of(of[0])] if question.linked else []
     memories: list[Any] = list(memories_of(of[0]))
     maps = [
@@ -82,9 +83,15 @@ def write_study(
         ("map-memory", MEMORY, "budget.memory_bytes", memories, "memory granted"),
     ]
     for name, key, column, values, says in maps:
-        if not values or not goes_on():
+        if not values:
             continue
-        file = study_file(question, of, {CONTEXT: every_other(contexts), key: values}, base, name)
+        of_map = every_other(contexts)
+        file = study_file(question, of, {CONTEXT: of_map, key: values}, base, name)
+        if not goes_on():
+            late.append(name)
+            continue
         points = run_file(file, lambda done, n, name=name: progress(name, done, n), goes_on, executor)  # type: ignore[misc]
+        late += [] if len(points) == len(of) * len(of_map) * len(values) else [name]
         if len(points):
             draw_map(question, Map(name, column, points), losses, says, plots, about)
+    return late

@@ -1,14 +1,14 @@
 """(g): what to measure next: which number, if it is another one, changes the choice or the figure most."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import log
 
 from kvferry.advice.answer import FIGURES, Statement, shown
-from kvferry.advice.composition import LOSSES
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial, figures_of
+from kvferry.pipelines.decoding.runtimes import others
 from kvferry.pipelines.run import run_scenario
 from kvferry.sim.slowed import slowed, with_slowed_storage
 from kvferry.specs.link import LinkSpec
@@ -24,7 +24,7 @@ _NEAR = 3.0
 @dataclass(frozen=True)
 class Number:
     """A number that figures rest on. ``slower``: a scenario in which it makes things take so many times as long;
-    ``measure``: what measures it, and then makes a profile of it."""
+    ``measure``: what measures it, if a command does; ``profile``: what then makes a profile of it."""
 
     name: str
     slower: Callable[[Scenario, float], Scenario]
@@ -82,13 +82,23 @@ NUMBERS = (
 )
 
 
+# What software takes to manage KV elsewhere: where it is assumed, other runtimes are as likely.
+RUNTIME = Number(
+    "the runtime",
+    lambda scenario, times: scenario,
+    "",
+    "kvferry advise ... --set runtime=NAME  # of kvferry runtimes the one whose time per token is nearest to yours",
+)
+
+
 @dataclass(frozen=True)
 class Sensitivity:
-    """What becomes of the best composition where a number is another one. ``swing``: the largest change of its figure,
-    as a factor; ``overtaken``: by which composition where, and by how much it is then better."""
+    """What becomes of the best composition where a number is another one. ``times``: as long, or a part of it; None: on
+    other runtimes. ``swing``: the largest change of its figure, as a factor; ``overtaken``: by which composition where,
+    and by how much it is then better."""
 
     number: Number
-    times: float
+    times: float | None
     swing: float
     low: float
     high: float
@@ -100,28 +110,45 @@ def sensitivities(
 ) -> list[Sensitivity]:
     """Returns what each number does, the one that matters most first. `known`: by a number's name the factor to the
     ends of its interval, where it has one. Over few turns. Raises KeyboardInterrupt."""
-    metric = question.use.spec.best
     contenders = _contenders(question, ranked)
-    plain = [_figure(question, one) for one in contenders]
+    plain = _figure(question, contenders[0])
     found = []
-    for number in NUMBERS:
+    for number, times, cases in _cases(contenders[0], known):
         if not goes_on():
             break
-        times = known.get(number.name, TIMES)
-        values: list[float] = []
+        values: list[float] = [1.0]
         overtaken: list[str] = []
-        for factor in (times, 1 / times):
-            at = [_figure(question, one, partial(_slower, number, factor)) for one in contenders]
-            values.append(at[0] / plain[0])
+        for case, changed in cases.items():
+            at = [_figure(question, one, changed) for one in contenders]
+            values.append(at[0] / plain)
             fastest = min(range(len(at)), key=lambda n: at[n])
             if at[fastest] < 0.999 * at[0]:
-                side = f"{times:.3g} times as slow" if factor > 1 else f"{times:.3g} times as fast"
                 better = 100 * (at[0] / at[fastest] - 1)
-                overtaken.append(f"{side}, {contenders[fastest].composition.name} would be {better:.2g} % better")
+                overtaken.append(f"{case}, {contenders[fastest].composition.name} would be {better:.2g} % better")
         swing = max(abs(log(value)) for value in values)
-        own = ranked[0].figures[metric]
+        own = ranked[0].figures[question.use.spec.best]
         found.append(Sensitivity(number, times, swing, own * min(values), own * max(values), tuple(overtaken)))
     return sorted(found, key=lambda one: (not one.overtaken, -one.swing))
+
+
+_Changed = Callable[[Scenario], Scenario]
+
+
+def _cases(best: Trial, known: Mapping[str, float]) -> Iterator[tuple[Number, float | None, dict[str, _Changed]]]:
+    """Yields each number, how many times as long things take with another one, and what that makes of scenarios."""
+    if best.scenario is not None and best.composition.helped is None and (runtimes := others(best.scenario)):
+        names = [one.runtime.name for one in runtimes if one.runtime is not None]
+        yield RUNTIME, None, {f"on {name}": partial(_on_runtime, name) for name in names}
+    for number in NUMBERS:
+        times = known.get(number.name, TIMES)
+        slow, fast = (partial(_slower, number, factor) for factor in (times, 1 / times))
+        yield number, times, {f"{times:.3g} times as slow": slow, f"{times:.3g} times as fast": fast}
+
+
+def _on_runtime(name: str, scenario: Scenario) -> Scenario:
+    """The scenario on a runtime, where it is only assumed which one it has."""
+    found = (one for one in others(scenario) if one.runtime is not None and one.runtime.name == name)
+    return next(found, scenario)
 
 
 def _slower(number: Number, times: float, scenario: Scenario) -> Scenario:
@@ -131,12 +158,12 @@ def _slower(number: Number, times: float, scenario: Scenario) -> Scenario:
 def _contenders(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
     """The best, and of each other way to decode and of each other place to keep KV the best that gives up no more."""
     best, metric = ranked[0], question.use.spec.best
-    allowed = LOSSES if question.any_quality else LOSSES[: LOSSES.index(best.composition.loss) + 1]
     found: dict[tuple[object, ...], Trial] = {}
     for one in ranked:
         composition = one.composition
+        allowed = question.any_quality or composition.gives_up_no_more_than(best.composition.loss)
         near = one.figures[metric] <= _NEAR * best.figures[metric]
-        if composition.loss in allowed and near and composition.helped is None:
+        if allowed and near and composition.helped is None:
             key = (
                 composition.decode,
                 composition.away,
@@ -151,7 +178,7 @@ def _as_it_is(scenario: Scenario) -> Scenario:
     return scenario
 
 
-def _figure(question: Question, one: Trial, changed: Callable[[Scenario], Scenario] = _as_it_is) -> float:
+def _figure(question: Question, one: Trial, changed: _Changed = _as_it_is) -> float:
     fewer = {} if one.composition.helped is not None else {"workload.turns": _FEW_TURNS}
     scenario = changed(question.scenario(one.composition, fewer))
     run = run_scenario(scenario)
@@ -176,14 +203,14 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
         return Statement("g", "measure next", (*none, *late))
     first = matters[0]
     span = f"{shown(metric, first.low)} to {shown(metric, first.high)}"
-    lines = [f"{first.number.name}: {first.times:.3g} times as fast or as slow, {FIGURES[metric]} is {span}"]
+    how = "another known one" if first.times is None else f"{first.times:.3g} times as fast or as slow"
+    lines = [f"{first.number.name}: {how}, {FIGURES[metric]} is {span}"]
     if first.overtaken:
         lines += first.overtaken
     else:
-        kept = ", ".join(one.number.name for one in found)
-        lines.append(f"the choice stays as it is with each of {kept} so far off")
+        lines[0] += f"; the choice stays as it is, with each other number{' tried' if late else ''} so far off, too"
     profile = first.number.profile.format(base=device, file=first.number.file)
-    lines.append(f"{first.number.measure} && {profile}")
+    lines.append(" && ".join(filter(None, (first.number.measure, profile))))
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]
     if rest:
         lines.append(f"then {', '.join(rest)}")

@@ -29,7 +29,7 @@ def page(found: Answer, pictures: Mapping[str, Path]) -> str:
     return Template(text).substitute(
         head=page_head(title, "style-src 'unsafe-inline'; img-src data:"),
         title=escape(title),
-        about=escape(f"{question.use.spec.about}; {found.tried} compositions were run"),
+        about=escape(f"{question.about}; {found.how_many}"),
         statements="\n".join(f"<h2>{escape(one.title)}</h2>\n<ul>{_items(one.lines)}</ul>" for one in found.statements),
         pictures="\n".join(
             f'<h2>{escape(QUESTIONS[name])}</h2>\n<img alt="{escape(QUESTIONS[name])}"'

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Values that differ by more than this stand along a logarithmic axis.
 _WIDE = 10
+# In a cell of a map that the time did not suffice for.
+NOT_RUN = "?"
 _CONTEXT = Axis("workload.context", "context, Ki tokens", 1 / 1024, log=True)
 # Per picture the figure, its title, and a horizontal line that limits it.
 OVER_CONTEXTS: Mapping[str, tuple[Axis, str]] = {
@@ -42,6 +44,8 @@ def over_contexts(points: pd.DataFrame, limits: Mapping[str, float], folder: Pat
             values = done[figure.column].dropna()
             wide = len(values) and name != "memory" and values.max() > _WIDE * values.min()
             drawn = line(done, _CONTEXT, replace(figure, log=bool(wide)), by="system", title=f"{title} ({about})")
+            if wide:
+                _plain_numbers(drawn)
             if not wide:
                 most = max([values.max(), *(limits.values() if name == "memory" else ())])
                 drawn.axes[0].set_ylim(0, 1.1 * figure.scale * most)
@@ -58,19 +62,28 @@ def over_contexts(points: pd.DataFrame, limits: Mapping[str, float], folder: Pat
     return found
 
 
+def _plain_numbers(drawn: Figure) -> None:
+    """Writes the numbers of a logarithmic axis out: 1, 2, 5, 10."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = drawn.axes[0].yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def cells_of(
     question: Question, one: Map, losses: Mapping[str, int]
 ) -> tuple[list[Any], list[Any], list[list[str | None]]]:
-    """Returns the contexts, the other axis' values, and the winner at each: rows by the other axis, from the least."""
+    """Returns the contexts, the other axis' values, and the winner at each: rows by the other axis, from the least.
+    NOT_RUN stands where not all systems were run."""
     contexts, others = sorted(one.points["workload.context"].unique()), sorted(one.points[one.column].unique())
-    table = [
-        [
-            winner(question, one.points[(one.points["workload.context"] == x) & (one.points[one.column] == y)], losses)
-            for x in contexts
-        ]
-        for y in others
-    ]
-    return contexts, others, table
+
+    def at(x: Any, y: Any) -> str | None:
+        rows = one.points[(one.points["workload.context"] == x) & (one.points[one.column] == y)]
+        return winner(question, rows, losses) if set(rows["name"]) == set(losses) else NOT_RUN
+
+    return contexts, others, [[at(x, y) for x in contexts] for y in others]
 
 
 def draw_map(
@@ -88,7 +101,8 @@ def draw_map(
         axis = figure.add_subplot()
         for y, row in enumerate(table):
             for x, name in enumerate(row):
-                _cell(axis, Rectangle, (x, y), None if name is None else names.index(name))
+                if name != NOT_RUN:
+                    _cell(axis, Rectangle, (x, y), None if name is None else names.index(name))
         axis.set_xlim(0, len(contexts))
         axis.set_ylim(0, len(others))
         axis.set_xticks([n + 0.5 for n in range(len(contexts))], [f"{value / 1024:g}" for value in contexts])
@@ -102,6 +116,8 @@ def draw_map(
         ]
         if any(name is None for row in table for name in row):
             handles.append(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=GREY, hatch="////", label="none fits"))
+        if any(name == NOT_RUN for row in table for name in row):
+            handles.append(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=GREY, label="not run: no time"))
         figure.legend(handles=handles, loc="outside lower left", ncols=1)
         return figure
 

@@ -24,13 +24,18 @@ def quality(question: Question, ranked: Sequence[Trial]) -> Statement:
     """Returns what each composition that is named loses, and that it is not known for the model of the question."""
     metric = question.use.spec.best
     shown = [ranked[0], *runners_up(ranked, metric), *giving_up(ranked, metric)]
-    lines = [f"{one.composition.name}: {', '.join(_losses(question, one)) or 'nothing'}" for one in shown]
+    losses = {one.composition.name: list(_losses(question, one)) for one in shown}
+    alike: dict[str, list[str]] = {}
+    for name, of in losses.items():
+        alike.setdefault(", ".join(of) or "nothing lost", []).append(name)
+    lines = [f"{what}: {', '.join(names)}" for what, names in alike.items()]
     model = quoted_name(str(question.described["model"]))
     weights = question.described.get("precision", {}).get("weights")
-    lines.append(f"not known for {model}: figures are of bundled models of a few million parameters (docs/models.md)")
-    if weights is not None:
-        lines.append(f"{weights} weights: not known for this model")
-    return Statement("h", "quality", tuple(lines))
+    of_weights = [] if weights is None else [f"what {weights} weights lose"]
+    of_kv = ["what else is lost (figures are of bundled models of a few million parameters)"]
+    if unknown := [*of_weights, *(of_kv if any(losses.values()) else [])]:
+        lines.append(f"not known for {model}: {', '.join(unknown)}")
+    return Statement("h", "quality", tuple(lines), {"loses": losses})
 
 
 def _losses(question: Question, one: Trial) -> Iterator[str]:
@@ -53,7 +58,7 @@ def _losses(question: Question, one: Trial) -> Iterator[str]:
             worst = levels[-1] if composition.loss == "coarser" else levels[0]
             yield f"KV error {human.percent(worst.relative_error)}, {worst.kl_nats:.2g} nats ({codec})"
     if composition.kv_bits < KV_BITS[0]:
-        yield f"KV of {composition.kv_bits:g} bits: not known"
+        yield f"KV of {composition.kv_bits:g} bits, how much is not known"
     if composition.decoding.roles.selective and one.scenario is not None:
         yield from _attended(question, one.scenario, composition)
 

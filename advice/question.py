@@ -11,10 +11,11 @@ from kvferry.advice.composition import Composition, Space, space_of
 from kvferry.advice.use import Use, load_use
 from kvferry.analysis.search_spec import Constraint
 from kvferry.api.scenario import load
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.specs import human
 from kvferry.specs.device import DeviceSpec
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, unknown_name
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import count, quantity
 from kvferry.specs.workload import MOST_CONTEXT
@@ -33,6 +34,10 @@ class Limit:
 
     option: str
     constraint: Constraint
+
+    @property
+    def spelled(self) -> str:
+        return self.option.replace("_", "-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +74,7 @@ class Question:
         try:
             return load(described, [*asked, *self.settings, *further])
         except InputError as error:
-            # What is described was put together here: it has no file.
-            raise InputError(str(error).replace("(mapping): ", "")) from None
+            raise self._spoken(error) from None
 
     @property
     def _chosen(self) -> set[str]:
@@ -104,7 +108,16 @@ class Question:
         try:
             return load(dict(self.described), self.plain_settings)
         except InputError as error:
-            raise InputError(str(error).replace("(mapping): ", "")) from None
+            raise self._spoken(error) from None
+
+    def _spoken(self, error: InputError) -> InputError:
+        """The error by names of arguments: what is described was put together here, and has no file."""
+        arguments = {"link.trace": "link", "link.rate": "link", "precision.weights": "weights"}
+        if not isinstance(self.described["device"], str):
+            arguments["device.storage"] = "storage"
+        lines = str(error).replace("(mapping): ", "").split("\n")
+        named = (line.partition(":") for line in lines)
+        return InputError("\n".join(f"{arguments.get(key, key)}{colon}{rest}" for key, colon, rest in named))
 
     @property
     def plain_settings(self) -> list[str]:
@@ -130,6 +143,8 @@ class Question:
         longest = self.turns.longest
         pairs = (text.partition("=") for text in self.settings)
         pinned = {_PINNED[key]: value for key, _, value in pairs if key in _PINNED and not value.startswith("{")}
+        if "decode" in pinned and pinned["decode"] not in DECODE_SYSTEMS:
+            raise InputError(f"policies.decode: {unknown_name('decode system', pinned['decode'], DECODE_SYSTEMS)}")
         return space_of(
             self._plain,
             linked=self.linked,

@@ -16,8 +16,7 @@ def screen(found: Answer, width: int) -> Iterator[str]:
     yield f"{use.name} on {device.name}: {question.about}"
     for statement in found.statements:
         yield from lines_of(statement.title, statement.lines, min(width, _WIDEST))
-    kind = "over few turns of the use" if found.coarse else "over all turns of the use"
-    yield f"{found.tried} compositions were run, {kind}"
+    yield found.how_many
 
 
 def lines_of(title: str, said: Sequence[str], width: int) -> Iterator[str]:

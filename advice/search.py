@@ -1,15 +1,16 @@
 """The search: first over few turns, so that there is an answer within seconds, then over all turns of the use.
 
 A composition has some ten parts, and few of them matter to each other. From the best one so far, every composition
-that differs in one part is tried, and the best of these is gone on from, until none is better. Runs say what is better;
-nothing here knows what a part does.
+that differs in one part is tried, and the best of these is gone on from, until none is better. Where one does not fit
+in memory, leaner ones are tried in its place. Runs say what is better.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 from time import monotonic, process_time
 
-from kvferry.advice.composition import LOSSES, Composition, Loss
+from kvferry.advice.composition import Composition, Loss
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial, Trials
 
@@ -27,7 +28,11 @@ class Search:
 
     def __init__(self, question: Question, done: Callable[[], None], until_s: float = inf) -> None:
         self.question = question
-        self.few, self.whole = Trials(question, _FEW_TURNS, done), Trials(question, None, done)
+        is_short = len(question.turns) <= _FEW_TURNS
+        few = None if is_short else Trials(question, _FEW_TURNS, done)
+        self.whole = Trials(question, None, done, few)
+        # A use of few turns is run once.
+        self.few = self.whole if few is None else few
         self._until_s, self._refined = until_s, False
 
     @property
@@ -35,6 +40,16 @@ class Search:
         """The trials over all turns; those over few as long as none of the former keeps the limits and others are to
         come."""
         return self.whole if self._refined or self.whole.ranked() else self.few
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether trials are over few turns of more."""
+        return self.trials is not self.whole
+
+    @property
+    def tried(self) -> tuple[int, int]:
+        """How many compositions were run, and how many over all turns."""
+        return len({one.composition for one in (*self.few.all, *self.whole.all)}), len(self.whole.all)
 
     @property
     def in_time(self) -> bool:
@@ -45,18 +60,16 @@ class Search:
         began_s, space = process_time(), self.question.space
         goes_on = lambda: process_time() - began_s < _FIRST_S and self.in_time  # noqa: E731
         exact = [one for one in space.start if one.loss == "none"]
-        tried = _each(self.few, [*exact, *space.helpers], goes_on)
+        tried = self._each(self.few, [*exact, *space.helpers], "none", goes_on)
         if tried:
             best = min(tried, key=self.few.rank).composition
-            _each(self.few, [one for one in space.neighbours(best) if one.loss == "none"], goes_on)
-        _each(
-            self.few,
-            [*space.start, *(one for each in tried[:1] for one in space.neighbours(each.composition))],
-            goes_on,
-        )
+            self._each(self.few, [one for one in space.neighbours(best) if one.loss == "none"], "none", goes_on)
+        near = [one for each in tried[:1] for one in space.neighbours(each.composition)]
+        self._each(self.few, [*space.start, *near], "part", goes_on)
 
     def refine(self) -> None:
-        """Searches over all turns: the best that gives up nothing; then, with its other parts, what gives up more."""
+        """Searches over all turns: the best that gives up nothing; then, with its other parts, what gives up more; and
+        then what was better over few turns and gives up more."""
         space, began_s = self.question.space, monotonic()
         begin = self._first_of("none")
         if begin is not None:
@@ -71,7 +84,23 @@ class Search:
             sparse = self._best_of("part")
             if sparse is not None and sparse.decoding.tunable:
                 self._descend(sparse, lambda one: self._parts_of(one, ("group_tokens",)), "part")
+        if self.question.any_quality and (ranked := self.whole.ranked()):
+            self._descend(ranked[0].composition, space.neighbours, "part")
+        self._confirm()
         self._refined = bool(self.whole.all) and self.in_time
+
+    def _confirm(self) -> None:
+        """Tries over all turns what gives up more and was better over few, the best of each kind that keeps the
+        limits: so that nothing is named which does not last."""
+        metric, best = self.question.use.spec.best, self._best_of("none")
+        if best is None or best not in self.few:
+            return
+        own = self.few.of(best).figures.get(metric, inf)
+        for loss in ("coarser", "part"):
+            better = [one for one in self.few.ranked() if one.composition.loss == loss and one.figures[metric] < own]
+            for one in better:
+                if not self.in_time or not self.whole.rank(self.whole.of(one.composition))[0]:
+                    break
 
     def _parts_of(self, one: Composition, parts: Sequence[str]) -> list[Composition]:
         return [other for other in self.question.space.neighbours(one) if set(one.differs(other)) <= set(parts)]
@@ -83,8 +112,9 @@ class Search:
         return [*(decoding for other in of_bits for decoding in self.question.space.with_decodes(other)), *changed]
 
     def _first_of(self, loss: Loss) -> Composition | None:
-        """The best over few turns of those that give up this and no more; None: there is none."""
-        allowed = [one for one in self.few.all if LOSSES.index(one.composition.loss) <= LOSSES.index(loss)]
+        """The best over few turns without help that gives up this and no more; None: there is none."""
+        unhelped = (one for one in self.few.all if one.composition.helped is None)
+        allowed = [one for one in unhelped if one.composition.gives_up_no_more_than(loss)]
         return min(allowed, key=lambda one: _within(self.few, one)).composition if allowed else None
 
     def _best_of(self, loss: Loss) -> Composition | None:
@@ -96,38 +126,48 @@ class Search:
         self, begin: Composition, near: Callable[[Composition], list[Composition]], loss: Loss, until_s: float = inf
     ) -> None:
         """Goes on to the best neighbour that gives up no more than this, until none is better or it is late."""
-        if begin.helped is not None or not self.in_time:
+        if not self.in_time:
             return
         best = self.whole.of(begin)
         for _ in range(_MOST_ROUNDS):
-            allowed = [one for one in near(best.composition) if LOSSES.index(one.loss) <= LOSSES.index(loss)]
+            allowed = [one for one in near(best.composition) if one.gives_up_no_more_than(loss)]
             # Where even the best so far does not fit, or keeps no limits, nothing is hopeless.
-            hopeful = allowed if self.whole.rank(best)[0] else filter(self._is_worth_it, allowed)
-            found = _each(self.whole, hopeful, lambda: self.in_time and monotonic() < until_s)
+            worth_it = partial(self._is_worth_it, best.composition)
+            hopeful = allowed if self.whole.rank(best)[0] else filter(worth_it, allowed)
+            found = self._each(self.whole, hopeful, loss, lambda: self.in_time and monotonic() < until_s)
             better = min([best, *found], key=lambda one: _within(self.whole, one))
             if better is best:
                 return
             best = better
 
-    def _is_worth_it(self, one: Composition) -> bool:
-        """Whether neither it nor, whatever its other parts, its decode system was hopeless over few turns."""
+    def _each(
+        self, trials: Trials, ones: Iterable[Composition], loss: Loss, goes_on: Callable[[], bool]
+    ) -> list[Trial]:
+        """Tries compositions, and in place of one that memory does not hold the first leaner one that it does, of those
+        that give up no more than `loss`."""
+        found: list[Trial] = []
+        for one in ones:
+            leaner = (other for other in self.question.space.leaner(one) if other.gives_up_no_more_than(loss))
+            for other in (one, *leaner):
+                if not goes_on():
+                    return found
+                found.append(trials.of(other))
+                if found[-1].outcome != "out_of_memory":
+                    break
+        return found
+
+    def _is_worth_it(self, best: Composition, one: Composition) -> bool:
+        """Whether neither it nor, whatever its other parts, its decode system was hopeless over few turns beside the
+        best so far: what was better over few turns may not fit over all."""
         of_decode = [t for t in self.few.all if (t.composition.decode, t.composition.away) == (one.decode, one.away)]
         of_itself = [t for t in of_decode if t.composition == one]
-        metric, best = self.question.use.spec.best, min((t for t in self.few.ranked()), key=self.few.rank, default=None)
+        metric = self.question.use.spec.best
         known = [t.figures[metric] for t in (of_itself or of_decode) if metric in t.figures]
-        return best is None or not known or min(known) <= _HOPELESS * best.figures[metric]
+        own = self.few.of(best).figures.get(metric) if best in self.few else None
+        return own is None or not known or min(known) <= _HOPELESS * own
 
 
 def _within(trials: Trials, one: Trial) -> tuple[bool, float]:
     """The rank of a trial where what is given up does not count."""
     not_kept, _, figure = trials.rank(one)
     return not_kept, figure
-
-
-def _each(trials: Trials, ones: Iterable[Composition], goes_on: Callable[[], bool]) -> list[Trial]:
-    found = []
-    for one in ones:
-        if not goes_on():
-            break
-        found.append(trials.of(one))
-    return found

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from kvferry.advice.composition import KV_BITS, LOSSES
+from kvferry.advice.answer import EQUAL
+from kvferry.advice.composition import KV_BITS
 from kvferry.advice.fit import Fit
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
@@ -57,7 +58,7 @@ def contenders(question: Question, ranked: Sequence[Trial], others: Sequence[Tri
     best = next((one for one in ranked if one.composition.helped is None), None)
     if best is None:
         return []
-    rest = sorted(others, key=lambda one: (LOSSES.index(one.composition.loss), one.figures.get(metric, inf)))
+    rest = sorted(others, key=lambda one: (one.composition.given_up, one.figures.get(metric, inf)))
     for one in (best, *ranked, *rest):
         c = one.composition
         if c.helped is None and one.scenario is not None and not (c.loss == "coarser" and c.kv_bits < KV_BITS[0]):
@@ -136,9 +137,11 @@ def memories_of(best: Trial) -> list[str]:
 
 
 def winner(question: Question, rows: pd.DataFrame, losses: Mapping[str, int]) -> str | None:
-    """Returns the name of the best composition among rows that differ in it alone; None: none is done."""
+    """Returns the name of the best composition among rows that differ in it alone, of equal ones the first of `losses`;
+    None: none is done."""
     metric, best, rank = question.use.spec.best, None, (True, 9, inf)
-    for row in rows.to_dict("records"):
+    order = list(losses)
+    for row in sorted(rows.to_dict("records"), key=lambda row: order.index(row["name"])):
         if row["outcome"] != "done" or row[metric] != row[metric]:
             continue
         broken = any(
@@ -146,6 +149,6 @@ def winner(question: Question, rows: pd.DataFrame, losses: Mapping[str, int]) ->
             for one in question.limits
         )
         own = (broken, 0 if question.any_quality else losses[row["name"]], row[metric])
-        if own < rank:
+        if own[:2] < rank[:2] or (own[:2] == rank[:2] and own[2] < (1 - EQUAL) * rank[2]):
             best, rank = row["name"], own
     return best

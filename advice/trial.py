@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.advice.composition import LOSSES, Composition
+from kvferry.advice.composition import Composition
 from kvferry.advice.question import Limit, Question
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.record import Run
@@ -40,10 +40,17 @@ class Trial:
 
 
 class Trials:
-    """All trials of a question, each carried out once. `turns`: of the use that are run; None: all."""
+    """All trials of a question, each carried out once. `turns`: of the use that are run; None: all. `few`: trials over
+    few turns, in which a device that is helped has the same run: its prompts do not depend on turns."""
 
-    def __init__(self, question: Question, turns: int | None = None, done: Callable[[], None] = lambda: None) -> None:
-        self.question, self._turns, self._done = question, turns, done
+    def __init__(
+        self,
+        question: Question,
+        turns: int | None = None,
+        done: Callable[[], None] = lambda: None,
+        few: "Trials | None" = None,
+    ) -> None:
+        self.question, self._turns, self._done, self._few = question, turns, done, few
         self._found: dict[Composition, Trial] = {}
 
     def __contains__(self, one: Composition) -> bool:
@@ -55,18 +62,23 @@ class Trials:
 
     def of(self, one: Composition) -> Trial:
         """The trial of a composition. Raises KeyboardInterrupt where Ctrl-C ended its run."""
+        if one.helped is not None and self._few is not None and one in self._few:
+            return self._found.setdefault(one, self._few.of(one))
         if one not in self._found:
-            fewer = {} if self._turns is None or one.helped is not None else {"workload.turns": self._turns}
-            self._found[one] = tried(self.question, one, fewer)
+            self._found[one] = tried(self.question, one, self.settings(one))
             self._done()
         return self._found[one]
+
+    def settings(self, one: Composition) -> Mapping[str, Any]:
+        """What is set besides the composition: its turns, where only few are run."""
+        return {} if self._turns is None or one.helped is not None else {"workload.turns": self._turns}
 
     def rank(self, trial: Trial) -> tuple[Any, ...]:
         """Less is better: what is done and keeps the limits, then what gives up less, then what the use is judged
         by."""
         question = self.question
         kept = trial.is_done and not trial.broken(question.limits)
-        loss = 0 if question.any_quality else LOSSES.index(trial.composition.loss)
+        loss = 0 if question.any_quality else trial.composition.given_up
         return not kept, loss, trial.figures.get(question.use.spec.best, np.inf)
 
     def ranked(self) -> list[Trial]:

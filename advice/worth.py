@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import inf
 
 from kvferry.advice.answer import EQUAL, Statement, more
-from kvferry.advice.composition import KV_BITS, LOSSES, Composition
+from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.fit import Fit
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
@@ -60,7 +60,7 @@ def worths(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = (
             having = [one for one in trials if part.has(one.composition)]
             lacking = [one for one in trials if not part.has(one.composition)]
             if having and lacking:
-                with_it = min(having, key=lambda one: (LOSSES.index(one.composition.loss), one.figures[metric]))
+                with_it = min(having, key=lambda one: (one.composition.given_up, one.figures[metric]))
                 found += _worth(part, with_it, lacking, metric, trials is few)
                 break
     return found
@@ -80,21 +80,27 @@ def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, fe
 def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial], fit: Fit) -> Statement:
     """Returns which parts gain nothing here, each with the reason that its runs show, and which ones gain most."""
     found = worths(question, ranked, few)
-    lines, facts = [], {}
+    said: dict[str, list[str]] = {}
+    facts: dict[str, float | None] = {}
     for one in found:
         facts[one.part.name] = None if one.without is None else one.gain
         if one.gain < LEAST_GAIN:
             figure = "gains nothing" if one.gain <= EQUAL else f"gains {100 * one.gain:.2g} %"
             figure = f"costs {_cost(one.gain)}" if one.gain < -EQUAL else figure
             reasons = ", ".join(_why(one, fit))
-            lines.append(f"{one.part.name} {figure}{f' ({reasons})' if reasons else ''}{_where(one)}")
+            why = f" ({reasons})" if reasons else ""
+            said.setdefault(f"{figure}{_where(one)}", []).append(f"{one.part.name}{why}")
+    lines = [f"{figure}: {', '.join(parts)}" for figure, parts in said.items()]
     worth = sorted((one for one in found if one.gain >= LEAST_GAIN), key=lambda one: -one.gain)
     if worth:
         gains = (f"{one.part.name} {_gain(one.gain)}{_where(one)}" for one in worth)
         lines.append(f"worth it: {', '.join(gains)}")
-    return Statement(
-        "f", "not worth it", tuple(lines) or ("every part that was tried gains something",), {"gains": facts}
-    )
+    lines = lines or ["every part that was tried gains something"]
+    by_reason: dict[str, list[str]] = {}
+    for name, why in question.space.left_out.items():
+        by_reason.setdefault(why, []).append(name)
+    lines += [f"not tried: {', '.join(names)} ({why})" for why, names in by_reason.items()]
+    return Statement("f", "not worth it", tuple(lines), {"gains": facts})
 
 
 def _where(one: Worth) -> str:

@@ -88,7 +88,7 @@ def as_options(*names: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        named = re.compile(rf"^({'|'.join(names)})\b", re.MULTILINE)
+        named = re.compile(rf"^({'|'.join(names)})\b(?!\.)", re.MULTILINE)
         raise InputError(named.sub(lambda found: f"--{found[0].replace('_', '-')}", str(error))) from None
 
 

@@ -161,7 +161,8 @@ def steps() -> Iterator[Callable[[str, int, int], None]]:
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("", total=None)
-            yield lambda name, done, of: bar.update(task, description=name, completed=done, total=of)
+            # Of steps whose number is not known there is no end to draw.
+            yield lambda name, done, of: bar.update(task, description=name, completed=done, total=of or None)
         return
     said = ""
 

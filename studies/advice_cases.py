@@ -20,7 +20,7 @@ from kvferry.advice.answer import Answer
 from kvferry.advice.screen import lines_of
 
 # What is shown of the first answer and of others, by letter, and how many lines of each at most.
-FIRST = {"a": 1, "b": 2, "c": 1, "e": 1, "f": 3, "g": 1, "i": 1}
+FIRST = {"a": 1, "b": 2, "c": 1, "d": 1, "e": 1, "f": 2, "g": 1, "i": 2}
 OTHERS = {"b": 2, "c": 0, "i": 2}
 _WIDTH = 118
 _BLOCK = re.compile(r"```console\n(\$ kvferry advise [^\n]*)\n.*?```", re.DOTALL)

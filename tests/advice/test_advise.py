@@ -6,6 +6,7 @@ import pytest
 
 import kvferry
 from kvferry.advice.composition import Composition, coarse_loads
+from kvferry.advice.screen import screen
 from kvferry.specs.errors import InputError
 
 SMALL = {"device": "rtx-4060", "model": "qwen3-8b", "settings": ["workload.turns=4", "policies.decode=vllm"]}
@@ -40,9 +41,8 @@ def test_limits_that_contradict_each_other_are_named_with_the_least_that_is_poss
     """Each alone can be kept: the prompt is read in half a second, and 40 tokens come in one."""
     with pytest.raises(InputError) as error:
         kvferry.advise(**SMALL, refine=False, ttft="0.3 s", tokens_per_s=44.5)
-    lines = str(error.value).splitlines()
-    assert "no composition keeps ttft 0.3 s and tokens-per-s 44.5 together" in lines[0]
-    assert "the least to give way: without --" in lines[0] and "possible is" in lines[0]
+    assert str(error.value).startswith("no composition keeps --ttft 0.3 s and --tokens-per-s 44.5 together; drop --")
+    assert "possible is" in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_model_that_fits_nowhere_is_answered_with_what_would_fit() -> None:
@@ -51,8 +51,10 @@ def test_a_model_that_fits_nowhere_is_answered_with_what_would_fit() -> None:
 
 
 def test_a_budget_that_holds_no_composition_is_answered_with_the_least_that_would() -> None:
-    with pytest.raises(InputError, match=r"memory: .* hold no composition; the least that is possible is \d"):
+    with pytest.raises(InputError, match=r"memory: .* holds no composition; the least that is possible is \d") as error:
         kvferry.advise(**SMALL, refine=False, memory="3 GB")
+    least = str(error.value).partition("possible is ")[2].partition(" (")[0]
+    assert kvferry.advise(**SMALL, refine=False, memory=least).best.composition.name in str(error.value)
 
 
 def test_a_device_without_storage_is_not_asked_for_kv_on_storage() -> None:
@@ -69,3 +71,20 @@ def test_a_use_with_a_slip_is_told_with_its_line(tmp_path: Path) -> None:
     assert "mine.yaml:4: best: 'anwser_s' is none of answer_s" in str(error.value)
     with pytest.raises(InputError, match=r"use: unknown use 'chatt'.* Did you mean 'chat'\?"):
         kvferry.advise("rtx-4060", "qwen3-8b", use="chatt")
+
+
+@pytest.mark.long
+def test_every_statement_changes_with_the_case_and_all_stand_on_one_screen() -> None:
+    """Memory for all; memory too short for KV; contexts over a link, with what a model loses."""
+    turns = ["workload.turns=3", "workload.decoded=3", "workload.contexts=2"]
+    small, large = ({"device": "rtx-4060", "model": model} for model in ("llama-3.2-1b", "llama-3.2-3b"))
+    cases = (
+        {**small, "settings": turns},
+        {**large, "settings": turns, "memory": "2.75 GB", "storage": "nvme", "context": 2048},
+        {"device": "apple-m3", "model": "qwen3-4b", "link": "200 Mbit/s", "use": "documents", "settings": turns},
+    )
+    answers = [kvferry.advise(**one, refine=False, limit_s=None) for one in cases]
+    said = [{one.key: one.lines for one in found.statements} for found in answers]
+    assert all(set(one) == set("abcdefghi") for one in said)
+    assert {key for key in "abcdefghi" if len({one[key] for one in said}) < len(cases)} == set()
+    assert max(len(list(screen(found, 120))) for found in answers) <= 36

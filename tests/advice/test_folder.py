@@ -15,7 +15,7 @@ import kvferry
 from kvferry.advice import advise as advised
 from kvferry.advice import search as search_of
 from kvferry.advice.fit import Fit
-from kvferry.advice.pictures import cells_of
+from kvferry.advice.pictures import NOT_RUN, cells_of
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.study import Map, contexts_of, every_other, winner
 from kvferry.advice.trial import Trials
@@ -23,7 +23,7 @@ from kvferry.cli import interview as interviews
 from kvferry.specs.errors import Terminated
 from kvferry.system import signals
 
-PINNED = ["workload.turns=2", "policies.decode=vllm", "policies.evict=lru", "workload.decoded=2"]
+PINNED = ["workload.turns=4", "policies.decode=vllm", "policies.evict=lru", "workload.decoded=2"]
 
 
 def question(**of: object) -> Question:
@@ -43,11 +43,18 @@ def test_who_wins_gives_up_less_then_keeps_limits_then_is_faster() -> None:
     assert winner(question(ttft="2 s"), pd.DataFrame(rows), losses) == "sparse"
     full = [{**one, "outcome": "out_of_memory"} for one in rows]
     assert winner(question(), pd.DataFrame(full), losses) is None
+    even = pd.DataFrame([row("more parts", 1024, 4e9, 4.9999), row("fewer parts", 1024, 4e9, 5.0)])
+    assert winner(question(), even, {"fewer parts": 0, "more parts": 0}) == "fewer parts"
 
 
 def test_a_map_has_the_winner_of_each_cell() -> None:
     rows = [row("a", 1024, 4e9, 1.0), row("b", 1024, 4e9, 2.0), row("a", 1024, 8e9, 2.0), row("b", 1024, 8e9, 1.0)]
     rows += [row("a", 2048, 4e9, 1.0, "out_of_memory"), row("b", 2048, 4e9, 2.0), row("a", 2048, 8e9, 1.0)]
+    # Where the time ran out nothing wins, and nothing is said not to fit.
+    assert (
+        cells_of(question(), Map("", "budget.memory_bytes", pd.DataFrame(rows)), {"a": 0, "b": 0})[2][1][1] == NOT_RUN
+    )
+    rows += [row("b", 2048, 8e9, 1.0, "out_of_memory")]
     drawn = Map("map-memory", "budget.memory_bytes", pd.DataFrame(rows))
     contexts, memories, table = cells_of(question(), drawn, {"a": 0, "b": 0})
     assert (contexts, memories) == ([1024, 2048], [4e9, 8e9])
@@ -112,12 +119,22 @@ def test_sigterm_ends_the_command_with_the_best_so_far(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_energy_is_counted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(question: Question, one: object) -> dict[str, float]:
+    def stopped(*of: object) -> dict[str, float]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(advised, "energy_of", stopped)
     found = kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED, refine=False)
     assert found.interrupted == "while its energy was counted" and found.best is not None
+
+
+def test_ctrl_c_before_any_statement_is_run_for_leaves_the_choice_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*of: object) -> Fit:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(advised, "fit_of", stopped)
+    found = kvferry.advise("rtx-4060", "qwen3-8b", settings=PINNED, refine=False)
+    assert found.interrupted == "while it was explained"
+    assert [one.key for one in found.statements] == ["b", "c", "i"]
 
 
 def test_an_error_that_compiled_code_makes_of_ctrl_c_keeps_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +168,13 @@ def test_six_questions_each_with_a_default_and_again_where_an_answer_will_not_do
 def test_nothing_is_asked_where_input_is_no_terminal(call: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = call("advise", "--model", "qwen3-8b")
     assert (code, out) == (2, "") and "--device: is missing" in err
+
+
+def test_a_key_of_a_scenario_is_not_called_an_option(call: Callable[..., tuple[int, str, str]]) -> None:
+    asked = ("--device", "rtx-4060", "--model", "llama-3.2-1b", "--set", "policies.keep=flash", "--quick", "--json")
+    code, out, err = call("advise", *asked)
+    assert (code, out) == (2, "") and "kvferry: device.storage: is missing" in err
+    assert "kvferry: --storage: unknown storage 'foo'" in call("advise", *asked, "--storage", "foo")[2]
 
 
 def test_the_command_prints_one_object(call: Callable[..., tuple[int, str, str]]) -> None:

@@ -5,9 +5,10 @@ import pytest
 import kvferry
 from kvferry.advice.bound import bound_of
 from kvferry.advice.composition import Composition
+from kvferry.advice.measure import NUMBERS, RUNTIME, next_measurement, sensitivities
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
-from kvferry.advice.trial import Trials, tried
+from kvferry.advice.trial import Trial, Trials, tried
 from kvferry.specs.errors import InputError
 
 FEW = ("workload.turns=3", "workload.decoded=3", "workload.contexts=2", "policies.evict=lru")
@@ -57,11 +58,64 @@ def test_what_is_chosen_is_within_3_percent_of_the_best_of_all(name: str) -> Non
 @pytest.mark.parametrize("name", ["all KV in memory", "over a link"])
 def test_nothing_that_gives_the_whole_answer_is_below_the_bound(name: str) -> None:
     question = CASES[name]
-    bound, trials = bound_of(question).figure, Trials(question)
+    trials = Trials(question)
+    bound = bound_of(trials).figure
     assert bound is not None
     exact = [one for one in question.space.everything() if one.loss == "none"]
     figures = [trials.of(one).figures["answer_s"] for one in exact]
     assert bound <= min(figures) * (1 + 1e-9) and bound > 0.5 * min(figures)
+
+
+def test_parts_that_make_no_difference_stand_once_among_all_compositions() -> None:
+    """Nothing lies in the cloud at first: what loads matters where KV is kept there."""
+    question = asked("policies.decode=vllm", device="rtx-4060", model="llama-3.2-1b", link="50 Mbit/s")
+    space, everything = question.space, question.space.everything()
+    assert len(everything) == len({space.plain(one) for one in everything})
+    assert space.plain(Composition(load="ferry")) == Composition()
+    assert space.plain(Composition(keep="cloud", load="ferry", evict="cost")) == Composition(keep="cloud", load="ferry")
+    figures = [tried(question, Composition(load=load)).figures for load in ("local-prefill", "ferry")]
+    assert figures[0] == figures[1]
+    keeps = [one for one in space.neighbours(Composition()) if one.keep == "memory-cloud"]
+    assert {one.load for one in keeps} == {"local-prefill", "ferry"}
+
+
+def test_a_use_of_three_turns_is_run_once() -> None:
+    search = Search(CASES["all KV in memory"], lambda: None)
+    search.first()
+    runs = len(search.whole.all)
+    assert runs and search.few is search.whole and not search.is_coarse
+    search.refine()
+    assert search.tried == (len(search.whole.all), len(search.whole.all))
+    more = Search(question_of(device="rtx-4060", model="llama-3.2-3b", settings=["workload.turns=4"]), lambda: None)
+    assert more.few is not more.whole
+
+
+def test_a_leaner_composition_is_tried_where_memory_does_not_hold_one() -> None:
+    """KV of 8.5 bits fits in memory if the prompt passes by 512 tokens, and neither does alone."""
+    settings = [*FEW, "workload.spread=0.0", "policies.keep=drop"]
+    of = {"device": "rtx-4060", "model": "llama-3.2-1b", "context": 2048, "any_quality": True}
+    freely = question_of(settings=settings, **of)
+    both, bits, chunk = (
+        tried(freely, Composition(keep="drop", kv_bits=bits, prefill_chunk=chunk)).figures["memory_peak_bytes"]
+        for bits, chunk in ((8.5, 512), (8.5, 2048), (16.0, 512))
+    )
+    assert both < min(bits, chunk)
+    search = Search(question_of(settings=settings, memory=(both + min(bits, chunk)) / 2 / 0.98, **of), lambda: None)
+    search.first()
+    search.refine()
+    found = search.whole.ranked()[0].composition
+    assert (found.away, found.kv_bits, found.prefill_chunk) == (None, 8.5, 512)
+
+
+def test_what_was_faster_over_few_turns_is_tried_over_all_before_it_is_named() -> None:
+    question = question_of(device="rtx-4060", model="llama-3.2-3b", settings=["workload.turns=4", *FEW[1:]])
+    search = Search(question, lambda: None)
+    exact, coarse, part = Composition(), Composition(kv_bits=8.5), Composition(decode="specontext")
+    search.whole.of(exact)
+    own, *others = [search.few.of(one).figures["answer_s"] for one in (exact, coarse, part)]
+    search._confirm()
+    assert [one in search.whole for one in (coarse, part)] == [figure < own for figure in others]
+    assert coarse in search.whole
 
 
 TWELVE = ["workload.turns=12", *FEW[1:], "policies.decode=vllm", "policies.keep=memory"]
@@ -81,7 +135,7 @@ def test_a_limit_that_the_first_turns_keep_and_all_of_them_do_not_is_not_kept() 
     pace = 2 / (few_s + whole_s)
     asked = {"device": "rtx-4060", "model": "llama-3.2-3b", "settings": [*TWELVE, "precision.kv_value_bytes=2.0"]}
     assert kvferry.advise(**asked, tokens_per_s=pace, refine=False).best.figures["tpot_s"] <= 1 / pace
-    with pytest.raises(InputError, match="without --tokens-per-s|least to give way"):
+    with pytest.raises(InputError, match="no composition keeps --tokens-per-s .* most that is possible is"):
         kvferry.advise(**asked, tokens_per_s=pace)
 
 
@@ -153,3 +207,48 @@ def test_coarser_kv_in_memory_is_found_where_kv_of_16_bits_does_not_fit() -> Non
     )
     assert (coarse.composition.away, coarse.composition.kv_bits) == (None, 8.5)
     assert coarse.figures["answer_s"] < exact.figures["answer_s"]
+
+
+def test_over_few_turns_the_bound_and_energy_are_of_these_turns() -> None:
+    """Over all twelve turns, conversations are longer and answers take longer than over the first three."""
+    asked = {"device": "rtx-4060", "model": "llama-3.2-3b", "settings": TWELVE}
+    found = kvferry.advise(**asked, refine=False)
+    (bound,) = (one.facts for one in found.statements if one.key == "e")
+    assert found.coarse and bound["gap"] >= -1e-9
+    few = tried(question_of(**asked), found.best.composition, {"workload.turns": 3, "workload.think": "0 s"})
+    assert found.best.figures["answer_s"] == few.figures["answer_s"]
+    assert found.best.figures["energy_j"] < kvferry.advise(**asked).best.figures["energy_j"]
+
+
+def test_where_it_is_assumed_what_software_takes_another_runtime_is_the_first_to_know() -> None:
+    """KV in the host's memory: on no runtime at all, each token of a small model takes far less."""
+    question = asked(device="rtx-4060", model="llama-3.2-1b")
+    away, inside = (
+        tried(question, one) for one in (Composition(decode="flexgen", away="host", keep="drop"), Composition())
+    )
+    first, *others = sensitivities(question, [away], {})
+    own_s = away.figures["answer_s"]
+    assert first.number is RUNTIME and first.low < 0.7 * own_s and first.high == own_s
+    assert {one.number for one in others} == set(NUMBERS)
+    lines = next_measurement(question, [first, *others]).lines
+    assert lines[0].startswith("the runtime: another known one, whole answer is ")
+    assert lines[1].startswith("kvferry advise ... --set runtime=NAME")
+    assert RUNTIME not in [one.number for one in sensitivities(question, [inside], {})]
+
+
+def test_what_is_hopeless_is_so_beside_the_best_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory an answer takes a second, from the host's ten or twelve: hopeless, unless the first does not fit."""
+    inside, away = Composition(), Composition(decode="flexgen", away="host", keep="flash")
+    dropped = Composition(decode="flexgen", away="host", keep="drop")
+    answers_s = {inside: 1.0, away: 10.0, dropped: 12.0}
+    monkeypatch.setattr(
+        "kvferry.advice.trial.tried",
+        lambda question, one, settings: Trial(
+            composition=one, scenario=None, outcome="done", figures={"answer_s": answers_s[one]}
+        ),
+    )
+    search = Search(question_of(device="rtx-4060", model="llama-3.2-1b"), lambda: None)
+    for one in answers_s:
+        search.few.of(one)
+    assert not search._is_worth_it(inside, dropped)
+    assert search._is_worth_it(away, dropped)

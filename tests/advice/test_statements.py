@@ -45,7 +45,7 @@ def test_equal_results_are_named_beside_the_best_and_others_run_up(question: Que
     assert [one.figures["answer_s"] for one in runners_up(ranked, "answer_s")] == [5.5, 10.0, 11.0]
     assert "as good here: evict cost" in chosen(question, ranked).lines
     first, second, _ = runners(question, ranked).lines
-    assert "whole answer, mean +10 %" in first and "flexgen on storage" in second and "2 times" in second
+    assert "whole answer +10 %" in first and "flexgen on storage" in second and "2 times" in second
 
 
 def test_a_part_that_gains_nothing_is_not_worth_it_and_one_that_gains_is(question: Question) -> None:
@@ -55,10 +55,10 @@ def test_a_part_that_gains_nothing_is_not_worth_it_and_one_that_gains_is(questio
     assert gains["keeping KV in memory between turns"] == pytest.approx(1.0)
     assert gains["KV on storage while decoding"] == pytest.approx(-0.0099, abs=1e-4)
     said = " ".join(not_worth(question, ranked, (), FIT).lines)
-    assert "KV on storage while decoding costs +1 % (up to 40,960 tokens it fits in memory)" in said
+    assert "costs +1 %: KV on storage while decoding (up to 40,960 tokens it fits in memory)" in said
     assert "worth it: keeping KV in memory between turns (2 times as fast)" in said
     other = [trial(5.0, decode="flexgen", away="storage"), trial(10.0)]
-    assert "worth it: KV on storage while decoding (2 times as fast)" in not_worth(question, other, (), FIT).lines[-1]
+    assert "worth it: KV on storage while decoding (2 times as fast)" in not_worth(question, other, (), FIT).lines
 
 
 def test_a_part_is_judged_beside_what_gives_up_as_much(question: Question) -> None:
@@ -70,7 +70,8 @@ def test_a_part_is_judged_beside_what_gives_up_as_much(question: Question) -> No
     assert gains["keeping KV in memory between turns"] == pytest.approx(8.0)
     assert gains["KV on storage while decoding"] == float("inf")
     said = not_worth(question, ranked, (), replace(FIT, in_memory=9_216))
-    assert "KV on storage while decoding (nothing else that gives up as little ran)" in said.lines[-1]
+    assert "KV on storage while decoding (nothing else that gives up as little ran)" in said.lines[-2]
+    assert said.lines[-1].startswith("not tried: dynakv, ") and "takes minutes" in said.lines[-1]
     assert said.facts["gains"]["KV on storage while decoding"] is None
     assert "keeping KV in memory between turns" not in [one.part.name for one in worths(question, ranked[:2])]
 
@@ -96,7 +97,7 @@ def test_a_part_that_was_tried_over_few_turns_alone_is_judged_by_these(question:
 def test_what_is_faster_but_gives_up_more_is_named_over_few_turns_if_need_be(question: Question) -> None:
     best, coarse = trial(100.0, decode="flexgen", away="host"), trial(10.0, kv_bits=8.5)
     name = "vllm + keep memory + KV of 8.5 bits, coarser KV"
-    line = f"giving up more: {name}: whole answer, mean 10.0 s (-90 %)"
+    line = f"giving up more: {name}: whole answer 10.0 s (-90 %)"
     slower = trial(150.0, decode="flexgen", away="storage")
     assert runners(question, [best, slower, coarse]).lines[1:] == (line,)
     assert runners(question, [best], [coarse, best]).lines == (f"{line}, over few turns",)
@@ -115,16 +116,30 @@ def test_what_has_kv_elsewhere_fits_with_what_memory_alone_would_hold() -> None:
     assert str(Fit(65_536, False, 8e9, 6e9, 9_216)).endswith("context is 65,536 tokens (9,216 with KV in memory)")
 
 
+def test_a_first_answer_says_that_later_turns_do_not_fit() -> None:
+    assert "19,712 tokens and does not fit" in Fit(5_120, False, 8e9, 6e9).lacks(19_712)[0]
+    assert Fit(20_480, False, 8e9, 6e9).lacks(19_712) == Fit(5_120, True, 8e9, 6e9).lacks(19_712) == []
+
+
 def test_the_limit_that_is_missed_by_least_gives_way_first() -> None:
     """The first has 2 s and 50 tokens/s, the second 0.9 s and 10: twice the wait that is asked for, and four and a half
     times the time per token."""
     question = question_of(device="rtx-4060", model="qwen3-8b", ttft="1 s", tokens_per_s=45)
     slow, fast = trial(5.0), trial(4.0, keep="drop")
     fast = replace(fast, figures={**fast.figures, "ttft_p95_s": 0.9, "tpot_s": 0.1})
-    first, second = str(why_none(question, [slow, fast])).splitlines()
-    assert first.startswith("no composition keeps ttft 1 s and tokens-per-s 45 together; the least to give way: ")
-    assert first.endswith("without --ttft the least that is possible is 2.00 s (vllm + keep memory)")
-    assert second == "or without --tokens-per-s the most that is possible is 10 (vllm + keep drop)"
+    first, second = str(why_none(question, [slow, fast])).split("; or ")
+    assert first.startswith("no composition keeps --ttft 1 s and --tokens-per-s 45 together; drop --ttft: ")
+    assert first.endswith(": the least that is possible is 2.00 s (vllm + keep memory)")
+    assert second == "drop --tokens-per-s: the most that is possible is 10 (vllm + keep drop)"
+
+
+def test_the_least_that_is_possible_can_be_asked_for() -> None:
+    """517.2 ms are more than 517 ms, and 44.19 tokens/s less than 44.2."""
+    one = trial(5.0)
+    one = replace(one, figures={**one.figures, "ttft_p95_s": 0.5172, "tpot_s": 1 / 44.19})
+    for asked, least in (({"ttft": "1 ms"}, "518 ms"), ({"tokens_per_s": 90}, "44.1")):
+        question = question_of(device="rtx-4060", model="qwen3-8b", **asked)
+        assert f"possible is {least} (" in str(why_none(question, [one]))
 
 
 def test_sources_are_marked_by_their_own_words() -> None:
@@ -170,7 +185,11 @@ def test_a_model_by_its_file_is_one_word_of_a_shell() -> None:
         ({"context": 9_000_000}, "context: makes .* tokens in the longest turn; at most 10,000,000 will do"),
         ({"tokens_per_s": "nan"}, "tokens_per_s: 'nan' is not a number above 0"),
         ({"ttft": "nan s"}, "ttft: "),
-        ({"link": "0 bit/s"}, "^link.rate: '0 bit/s' is out of range"),
+        ({"storage": "foo"}, "^storage: unknown storage 'foo'"),
+        ({"weights": "q9"}, "^weights: no weight format is called 'q9'"),
+        ({"link": "fasst"}, "^link: no trace is called 'fasst'"),
+        ({"settings": ["policies.decode=nope"]}, "^policies.decode: unknown decode system 'nope'"),
+        ({"link": "0 bit/s"}, "^link: '0 bit/s' is out of range"),
     ],
 )
 def test_what_no_answer_can_be_about_is_refused(asked: dict[str, Any], says: str) -> None:
