@@ -125,7 +125,7 @@ class Decoded:
     recall: float | None = None
     # How often a request gave up its KV for others, and was prefilled again.
     preemptions: int = 0
-    # What some steps asked the machine for; None: it is a real one, or all KV is in memory.
+    # Work that some steps asked the machine for; None: it is a real one, or all KV is in memory.
     noted: "Noted | None" = field(default=None, compare=False, repr=False)
 
 

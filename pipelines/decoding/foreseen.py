@@ -66,7 +66,7 @@ class ForeseenSteps:
         place = {stage.key: n for n, stage in enumerate(stages)}
         self._stages = [(s.kind, s.layer, [place[key] for key in s.after], s.awaited) for s in stages]
         self._kinds = {stage.kind for stage in stages}
-        # Of the step under way.
+        # The step under way asks for these.
         self._ops = dict[str, Op]()
         both = foresight.processor, foresight.storage, foresight.beside
         self._queues = ForeseenQueues(*both)

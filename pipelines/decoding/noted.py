@@ -1,5 +1,5 @@
-"""What some steps of a run asked a machine for, and in which order: enough to work out what they would take on another
-device, without choosing, looking up and laying out KV blocks again."""
+"""Work that some steps of a run asked a machine for, in order: enough to work out what it would take on another device,
+without choosing, looking up and laying out KV blocks again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kvferry.specs.tier import Tier
 if TYPE_CHECKING:
     from kvferry.pipelines.decoding.state import StageMachine
 
-# Of a run so many steps are noted, one behind the other: a system's steps are much alike once its buffers are full.
-# Of one with up to twice as many, all.
+# Steps of a run that are noted, one behind the other: they are much alike once buffers are full. A run with up to
+# twice as many is noted as a whole.
 NOTED_STEPS = 6
 
 

@@ -1,4 +1,4 @@
-"""What a run's prefill and some of its steps take on another device: what they asked for, priced there.
+"""Prices what a run's prefill and some of its steps asked for on another device.
 
 What is chosen, found in buffers and read does not hang on speed, and the plan stays: one run serves for all.
 """

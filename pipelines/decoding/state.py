@@ -127,7 +127,7 @@ class DecodeState:
     def __init__(self, machine: StageMachine, plan: DecodePlan) -> None:
         self.machine: StageMachine = machine
         self.plan = plan
-        # Of what the step under way asks for; None: nothing is noted.
+        # Notes of the step under way; None: nothing is noted.
         self.notes: Notes | None = None
         self.record = DecodeRecord()
         roles = plan.roles
