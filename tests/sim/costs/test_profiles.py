@@ -35,6 +35,13 @@ PRINTED_BILLIONS = {
     "qwen2.5-1.5b": 1.54,
     "qwen2.5-3b": 3.09,
     "mistral-7b": 7.25,
+    "ministral-8b": 8.02,
+    "gemma-2-2b": 2.61,
+    "gemma-2-9b": 9.24,
+    "gemma-3-1b": 1.0,
+    "gemma-3-4b": 3.88,
+    "gemma-3-12b": 11.8,
+    "gpt-oss-20b": 20.9,
     "qwen2.5-vl-7b": 7.62,
     "internvl2-8b": 7.74,
 }
