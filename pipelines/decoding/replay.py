@@ -35,6 +35,7 @@ class _List:
 
     def __init__(self, notes: Notes, plan: DecodePlan, storage: StorageSpec | None) -> None:
         self._plan = plan
+        self._known: dict[object, Sequence[tuple[float, float]]] = {}
         self._steps = [Step(None, entry.after, entry.awaited) for entry in notes.entries]
         self._last = max((n for n, step in enumerate(self._steps) if step.awaited), default=-1)
         # Ops, or the lengths of a move's commands and its tiers.
@@ -55,8 +56,13 @@ class _List:
         return self._times(delays)[self._last][1] if self._last >= 0 else 0.0
 
     def _times(self, delays: Delays) -> Sequence[tuple[float, float]]:
-        parts = [self._parts(work, delays) for work in self._works]
-        return timed(self._steps, parts, delays.beside, beside_processor=delays.beside_processor).stages
+        parts = tuple(self._parts(work, delays) for work in self._works)
+        # Many a device differs in prefill alone, or in steps.
+        key = parts, tuple(delays.beside.items()), tuple(delays.beside_processor.items())
+        if key not in self._known:
+            times = timed(self._steps, parts, delays.beside, beside_processor=delays.beside_processor)
+            self._known[key] = times.stages
+        return self._known[key]
 
     def _parts(self, work: Op | tuple[np.ndarray, Tier, Tier], delays: Delays) -> Parts:
         return delays.work(work) if isinstance(work, Op) else delays.move(self._plan, *work)
