@@ -64,7 +64,7 @@ def _known(evidence: Mapping[str, Any]) -> Iterator[str]:
             rows, devices = one["rows"], one["devices"]
             of_what = {
                 "power": f"{rows} measured on {devices} devices",
-                STORAGE: f"{rows} printed cells on {devices} storages, methods or models left out of the fit",
+                STORAGE: f"{rows} printed cells of {devices} methods and models that were left out of the fit",
             }.get(what, f"{rows} rates of {devices} devices that were left out of the fit")
             where = f"{what}: " if what == ON_CPU else ""
             yield f"{where}{one['of']}: {of_what}, a factor of {one['factor']:.2f} up and down{_least(one)}"

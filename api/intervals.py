@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from math import log
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.interval_columns import IntervalsOf
 from kvferry.analysis.intervals import Effect, effect_of_choices, effect_of_errors, effect_of_number
@@ -27,7 +27,12 @@ from kvferry.sim.slowed import slowed, with_slowed_storage
 from kvferry.specs.offload import CPU
 from kvferry.specs.scenario import Scenario
 
+if TYPE_CHECKING:
+    from kvferry.pipelines.decoding.elsewhere import Elsewhere
+
 _OF_DECODING = {"tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "decode_tokens_per_s", "block_s"}
+# Tokens that are decoded on a runtime with which a system plans otherwise; the first half of them warms up.
+_FEW_TOKENS = 24
 # The share of a token's time that may lie in what nothing is known of.
 MOST_UNKNOWN = 0.5
 # The rate that the scenario measures.
@@ -40,7 +45,7 @@ def sureness_of(scenario: Scenario, run: Run, watch: Watch) -> Sureness | None:
     figures come to. None for a real run, and one that did not finish. Raises KeyboardInterrupt."""
     if scenario.backend != "sim" or run.outcome != "done":
         return None
-    return _Again(scenario, metrics_for(scenario, run), watch).sureness()
+    return _Again(scenario, run, watch).sureness()
 
 
 def intervals_at(scenario: Scenario, run: Run) -> Mapping[str, Range]:
@@ -65,8 +70,9 @@ INTERVALS: Mapping[bool | None, IntervalsOf | None] = {
 class _Again:
     """The runs besides a run, one or two for each thing that is not known exactly."""
 
-    def __init__(self, scenario: Scenario, own: Metrics, watch: Watch) -> None:
-        self._scenario, self._own, self._watch = scenario, own, watch
+    def __init__(self, scenario: Scenario, run: Run, watch: Watch) -> None:
+        self._scenario, self._watch = scenario, watch
+        self._own, self._before = metrics_for(scenario, run), run
         self._effects: list[Effect] = []
         self._evidence: dict[str, Any] = {"level": LEVEL}
         self._not_known: dict[str, str] = {}
@@ -228,12 +234,27 @@ class _Again:
                 self._evidence.pop(part, None)
 
     def _run(self, scenario: Scenario, what: str) -> Metrics | None:
-        """The figures of a run that finishes."""
+        """The figures of a run that finishes. One that decoded from KV elsewhere is only priced again where that will
+        do; else a few tokens say what the others take."""
         from kvferry.pipelines.run import run_whole
 
+        if self._elsewhere is not None:
+            found = self._elsewhere.run(scenario)
+            if found is not None:
+                return metrics_for(scenario, found)
+            scenario = _of_few_tokens(scenario)
         with self._watch(f"{scenario.name}: {scenario.system}, how sure: {what}") as progress:
             run = run_whole(scenario, progress)
         return metrics_for(scenario, run) if run.outcome == "done" else None
+
+    @cached_property
+    def _elsewhere(self) -> Elsewhere | None:
+        """The run on other devices; None where all KV was in memory."""
+        if self._before.decoded is None or self._before.decoded.noted is None:
+            return None
+        from kvferry.pipelines.decoding.elsewhere import Elsewhere
+
+        return Elsewhere(self._scenario, self._before)
 
     def _of_decoding(self, key: str) -> bool:
         return key in _OF_DECODING or (key in _OF_RATE and self._scenario.measure == "decode")
@@ -245,6 +266,13 @@ class _Again:
     def _speaks_of(self, key: str) -> bool:
         """Whether all is known that a figure which decoding has a part in rests on."""
         return self._of_decoding(key) or ("prefill" in self._evidence and self._of_whole(key))
+
+
+def _of_few_tokens(scenario: Scenario) -> Scenario:
+    """Returns the scenario with fewer tokens that are decoded: what the rest take follows from these."""
+    workload = scenario.decode.workload
+    decoded = min(_FEW_TOKENS, workload.decoded or workload.output)
+    return scenario.model_copy(update={"workload": workload.model_copy(update={"decoded": decoded})})
 
 
 def _is_time_or_rate(key: str) -> bool:

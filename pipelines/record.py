@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from kvferry.machine.span import Span
 from kvferry.machine.warmth import Warmth
 from kvferry.pipelines.tally import Tally, Totals
 from kvferry.policies.decode.attention_mass import AttentionMass
+
+if TYPE_CHECKING:
+    # A load needs nothing of decoding.
+    from kvferry.pipelines.decoding.noted import Noted
 
 Outcome = Literal["done", "interrupted", "out_of_memory", "infeasible"]
 
@@ -121,6 +125,8 @@ class Decoded:
     recall: float | None = None
     # How often a request gave up its KV for others, and was prefilled again.
     preemptions: int = 0
+    # Work that some steps asked the machine for; None: it is a real one, or all KV is in memory.
+    noted: "Noted | None" = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

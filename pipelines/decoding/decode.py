@@ -9,6 +9,7 @@ from kvferry.machine.machine import Machine
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.foreseen import ForeseenSteps, foreseeable
 from kvferry.pipelines.decoding.foreseen_stages import StagedSteps, foreseeable_by_stages
+from kvferry.pipelines.decoding.noted import Noted, Notes, NotingMachine, noted_steps
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
@@ -34,7 +35,7 @@ class LockStepDecode:
     are worked out instead of carried out stage by stage, where the plan allows it. `keys` are those of a modelled
     world, by which tokens that are skipped join clusters. With `on_move`, called with False before and True behind,
     layers move to another tier between steps, by themselves, those too that do among tokens that are skipped.
-    `on_skip` is called with tokens that have just been skipped."""
+    `on_skip` is called with tokens that have just been skipped. `noted`: gets what prefill and some steps ask for."""
 
     def __init__(
         self,
@@ -45,9 +46,10 @@ class LockStepDecode:
         keys: Ahead | None = None,
         on_move: OnMove | None = None,
         on_skip: OnToken = lambda tokens: None,
+        noted: Noted | None = None,
     ) -> None:
         self.plan, self._on_token, self._foresight, self._keys = plan, on_token, foresight, keys
-        self._on_move, self._on_skip = on_move, on_skip
+        self._on_move, self._on_skip, self._noted = on_move, on_skip, noted
         self.now = DecodeState(machine, plan)
         self.record = self.now.record
 
@@ -62,12 +64,16 @@ class LockStepDecode:
         env, record = self.now.machine.env, self.record
         self.now.place()
         known = self.plan.known is not None
+        self._note(None if self._noted is None else self._noted.prefill)
         under_way = yield from self._walk(self.plan.roles.prefill(self.plan.model.layers, known=known))
         yield env.all_of(under_way.values())
+        self._note(None)
         record.prefill_s = env.now
         self._token()
         foreseen, done = None, 0
-        last = sum(steps for _, steps in parts) - 1 if parts[-1][1] else -1
+        all_steps = sum(steps for _, steps in parts)
+        last = all_steps - 1 if parts[-1][1] else -1
+        noted_from, noted_to = noted_steps(all_steps)
         for skipped, steps in parts:
             self.now.step = done
             yield from self._skip(skipped)
@@ -75,14 +81,18 @@ class LockStepDecode:
             for self.now.step in range(done, done + steps):
                 self.now.last = self.now.step == last
                 yield from self._place()
+                if self._noted is not None and self.now.step in (noted_from, noted_to):
+                    self._note(self._noted.steps if self.now.step == noted_from else None)
                 if foreseen is not None:
                     yield from foreseen.step()
                     self._token()
                     continue
                 under_way = yield from self._walk(self.plan.stages)
                 yield under_way[self.plan.stages[-1].key]
+                self.now.awaits(under_way[self.plan.stages[-1].key])
                 self._token()
             done += steps
+        self._note(None)
         if self.now.unwritten is not None:
             # Behind the last token, which has been told: no figure has it.
             write(self.now, *self.now.unwritten)
@@ -123,9 +133,22 @@ class LockStepDecode:
             after = tuple(under_way[key] for key in stage.after)
             ticket = KINDS[stage.kind].begin(self.now, stage.layer, after)
             under_way[stage.kind, stage.layer] = ticket
-            if stage.awaited and not ticket.processed:
-                yield ticket
+            if stage.awaited:
+                self.now.awaits(ticket)
+                if not ticket.processed:
+                    yield ticket
         return under_way
+
+    def _note(self, notes: Notes | None) -> None:
+        """Notes here what is asked for from now on; None: nothing."""
+        now = self.now
+        if now.notes is not None:
+            now.notes.close()
+        if isinstance(now.machine, NotingMachine):
+            now.machine = now.machine.machine
+        now.notes = notes
+        if notes is not None:
+            now.machine = NotingMachine(now.machine, notes)
 
     def _token(self) -> None:
         self.record.token(self.now.machine.env.now)

@@ -65,13 +65,13 @@ class Delays:
         slowdown = slowdowns.get(device.main, {})
         # The share of compute beside another queue that is not lost.
         slowed: dict[Queue, str] = {"storage": "storage", "writes": "storage", "copies": "copy"}
-        self._beside: dict[Queue, float] = {
+        self.beside: dict[Queue, float] = {
             queue: 1 / slowdown[path] for queue, path in slowed.items() if path in slowdown
         }
         # The share of storage's speed beside the processor.
         reads_slowed = slowdowns.get("storage", {}).get(device.main, 1.0)
         by_processor: tuple[Queue, ...] = ("storage", "writes") if reads_slowed > 1 else ()
-        self._beside_processor: dict[Queue, float] = dict.fromkeys(by_processor, 1 / reads_slowed)
+        self.beside_processor: dict[Queue, float] = dict.fromkeys(by_processor, 1 / reads_slowed)
         # Tuning asks again and again for the same.
         self.op_s = lru_cache(maxsize=1 << 14)(self._op_s)
         self._leg_s = lru_cache(maxsize=1 << 14)(self._leg_without_cache_s)
@@ -167,7 +167,7 @@ class Delays:
         free: Mapping[Queue, float] | None = None,
         arriving: Mapping[int, float] | None = None,
     ) -> Times:
-        return table.times(parts, self._beside, free, arriving, self._beside_processor)
+        return table.times(parts, self.beside, free, arriving, self.beside_processor)
 
     def _written(self, plan: DecodePlan, tiers: tuple[Tier, ...], free: Mapping[Queue, float]) -> dict[Queue, float]:
         """Returns when each queue is free again, once the KV blocks that a step has completed are written."""
@@ -190,6 +190,26 @@ class Delays:
     def _op_s(self, op: Op) -> float:
         return self._spec.dispatch_s + self._costs.cost(op).duration_s
 
+    def work(self, op: Op) -> Parts:
+        """Returns what an op takes of the processor."""
+        return (Part("processor", self.op_s(op)),)
+
+    def move(self, plan: DecodePlan, lengths: np.ndarray, source: Tier, to: Tier) -> Parts:
+        """Returns what a move of byte ranges takes, which are read or written by commands of these lengths."""
+        if source == to or not len(lengths):
+            return ()
+        each_bytes = int(lengths.mean())
+        if plan.roles.placement.mapped or lengths.min() == lengths.max():
+            return tuple(self.leg(plan, leg, len(lengths), each_bytes) for leg, _ in self.legs(source, to))
+        return tuple(self._leg_of(plan, leg, lengths) for leg, _ in self.legs(source, to))
+
+    def _leg_of(self, plan: DecodePlan, leg: Leg, lengths: np.ndarray) -> Part:
+        like = self.leg(plan, leg, 1, int(lengths[0]))
+        if leg == "copy":
+            return like._replace(seconds=copy_s(float(lengths.sum()), *self._copies))
+        assert self._curves is not None
+        return like._replace(seconds=self._curves.batch_s(lengths, leg == "write", self._miss_s(plan)))
+
     def leg(self, plan: DecodePlan, leg: Leg, commands: float, each_bytes: int) -> Part:
         """Returns a read, write or copy of `commands` byte ranges of one length."""
         if leg == "copy":
@@ -197,7 +217,7 @@ class Delays:
         storage = self._device.storage
         if storage is None:
             raise InputError(f"device {self._device.name} has no storage; its profile needs a `storage`")
-        miss_s = map_miss_s(storage.map, plan.layout.file_bytes) if storage.map else 0.0
+        miss_s = self._miss_s(plan)
         if plan.roles.placement.mapped:
             # One fault after the other; all pages do, as each is used once a token.
             faults = commands * each_bytes / READ_AHEAD_BYTES
@@ -205,6 +225,10 @@ class Delays:
         whole = max(1, round(commands))
         seconds = self._leg_s(leg, whole, each_bytes, miss_s) * commands / whole
         return Part("writes" if leg == "write" and storage.duplex == "full" else "storage", seconds)
+
+    def _miss_s(self, plan: DecodePlan) -> float:
+        storage = self._device.storage
+        return map_miss_s(storage.map, plan.layout.file_bytes) if storage is not None and storage.map else 0.0
 
     def _leg_without_cache_s(self, leg: Leg, commands: int, each_bytes: int, miss_s: float) -> float:
         assert self._curves is not None
@@ -224,7 +248,7 @@ class _Prices:
     missing: float = 0.0
 
     def work(self, op: Op) -> Parts:
-        return (Part("processor", self._delays.op_s(op)),)
+        return self._delays.work(op)
 
     def move(self, commands: float, each_bytes: int, source: Tier, to: Tier) -> Parts:
         if source == to:

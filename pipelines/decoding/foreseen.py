@@ -14,6 +14,7 @@ from kvferry.machine.instant import at
 from kvferry.machine.ops import Extents, Op
 from kvferry.pipelines.decoding.computing import Attend, NextToken, PassOn
 from kvferry.pipelines.decoding.fetching import ChooseBlocks, LookUp, RebuildKeys
+from kvferry.pipelines.decoding.noted import Entry, Move
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.policies.decode.rows import BlockRows, Lookup
@@ -65,6 +66,8 @@ class ForeseenSteps:
         place = {stage.key: n for n, stage in enumerate(stages)}
         self._stages = [(s.kind, s.layer, [place[key] for key in s.after], s.awaited) for s in stages]
         self._kinds = {stage.kind for stage in stages}
+        # The step under way asks for these.
+        self._ops = dict[str, Op]()
         both = foresight.processor, foresight.storage, foresight.beside
         self._queues = ForeseenQueues(*both)
         self._together = None if foresight.reads_beside == 1 else TogetherQueues(*both, foresight.reads_beside)
@@ -81,6 +84,7 @@ class ForeseenSteps:
         found = self._look_up()
         read_s, read_bytes = self._reads(found)
         costs = self._costs(found)
+        self._note(found)
         ends = list[float]()
         handed_over = self._now.machine.env.now
         for kind, layer, after, awaited in self._stages:
@@ -104,6 +108,7 @@ class ForeseenSteps:
         found = self._look_up()
         read_s, read_bytes = self._reads(found)
         costs = self._costs(found)
+        self._note(found)
         pieces, awaited_last = list[Piece](), list[Piece]()
         queues.begin(self._now.machine.env.now)
         for kind, layer, after, awaited in self._stages:
@@ -127,6 +132,8 @@ class ForeseenSteps:
             return None
         assert update.written is not None, "clusters are not foreseen"
         written = Extents(*update.written(np.arange(self._plan.model.layers)))
+        if (notes := self._now.notes) is not None:
+            notes.entries.append(Entry(Move(written, "device", "storage"), (len(notes.entries) - 1,)))
         return self._seen.storage.seconds(written, writes=True), written.n_bytes
 
     def _look_up(self) -> Lookup:
@@ -144,17 +151,29 @@ class ForeseenSteps:
         missing = found.missing.reshape(layers, plan.rows, -1)
         counts = missing.sum(axis=(1, 2)).tolist()
         if storage.spec.merges:
-            ids = found.wanted.ids.reshape(missing.shape)
-            rows = np.arange(plan.rows)[:, None]
-            extents = [
-                Extents(
-                    *self._now.blocks.reads(layer, np.broadcast_to(rows, lacks.shape)[lacks], ids[layer][lacks]).ranges
-                )
-                for layer, lacks in enumerate(missing)
-            ]
-            return [storage.seconds(one) for one in extents], [n * stride for n in counts]
+            return [storage.seconds(one) for one in self._extents(found)], [n * stride for n in counts]
         # They lie within what prefill wrote.
         return [storage.seconds_of_equal(n, stride) for n in counts], [n * stride for n in counts]
+
+    def _extents(self, found: Lookup) -> list[Extents]:
+        """Returns what each layer lacks."""
+        plan = self._plan
+        missing = found.missing.reshape(plan.model.layers, plan.rows, -1)
+        ids, rows = found.wanted.ids.reshape(missing.shape), np.arange(plan.rows)[:, None]
+        return [
+            Extents(*self._now.blocks.reads(layer, np.broadcast_to(rows, lacks.shape)[lacks], ids[layer][lacks]).ranges)
+            for layer, lacks in enumerate(missing)
+        ]
+
+    def _note(self, found: Lookup) -> None:
+        """Notes what the step asks for, where steps are noted."""
+        if (notes := self._now.notes) is None:
+            return
+        reads, first = self._extents(found), len(notes.entries)
+        for kind, layer, after, awaited in self._stages:
+            work = Move(reads[layer], "storage", "device") if kind == "bring" else self._ops[kind]
+            notes.entries.append(Entry(work, tuple(first + n for n in after), awaited))
+        notes.entries[-1].awaited = True
 
     def _costs(self, found: Lookup) -> dict[str, tuple[str, float, float]]:
         """Label, seconds and bytes of every kind's op, in any layer."""
@@ -162,7 +181,7 @@ class ForeseenSteps:
         stored, tokens = now.kept.stored(0), found.wanted.widest * plan.choice.group_tokens
         attended = tokens + now.kept.recent(0) + 1
         now.record.attends(attended, now.tokens_stored, plan.model.layers)
-        ops: dict[str, Op] = {
+        self._ops = ops = {
             "select": ChooseBlocks.op(plan, stored, now.step, 0),
             "look_up": LookUp.op(plan),
             "attend": Attend.op(plan, attended),

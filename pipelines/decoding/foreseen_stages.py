@@ -112,7 +112,9 @@ class StagedSteps:
             ticket = kind.begin(now, layer, tuple([under_way[n] for n in after]))
             under_way.append(ticket)
             end_s = ticket.end_s or 0.0
-            if awaited and end_s > machine.handed_over_s:
-                machine.handed_over_s = end_s
+            if awaited:
+                now.awaits(ticket)
+                machine.handed_over_s = max(machine.handed_over_s, end_s)
+        now.awaits(under_way[-1])
         yield at(self._env, end_s)
         machine.queues.record(self._env.now)

@@ -14,6 +14,7 @@ from kvferry.machine.machine import Asked, MemoryPool
 from kvferry.machine.memory import GrowingLeases
 from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.noted import Notes
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.policies.decode.kept_clusters import Maintenance
 from kvferry.policies.decode.residency import AllThere
@@ -126,6 +127,8 @@ class DecodeState:
     def __init__(self, machine: StageMachine, plan: DecodePlan) -> None:
         self.machine: StageMachine = machine
         self.plan = plan
+        # Notes of the step under way; None: nothing is noted.
+        self.notes: Notes | None = None
         self.record = DecodeRecord()
         roles = plan.roles
         self.blocks: PlacedBlocks = plan.layout.start()
@@ -258,6 +261,11 @@ class DecodeState:
         step: attention, which comes after it, is behind `after` in the processor's own queue."""
         moved = self.layers[layer].arriving
         return moved[0] if moved else after[0] if after else self.done()
+
+    def awaits(self, ticket: Ticket) -> None:
+        """Has it noted that what comes next is handed over once this has ended."""
+        if self.notes is not None:
+            self.notes.awaited(ticket)
 
     def done(self) -> Ticket:
         """Returns a ticket of work that was done before."""

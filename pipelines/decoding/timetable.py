@@ -20,6 +20,15 @@ class Times(NamedTuple):
     free: dict[Queue, float]
 
 
+class Step(NamedTuple):
+    """A piece of work in a list: the layer whose KV it moves (None: it moves none), the places of what it comes after,
+    and whether what comes next in the list is handed over once it has ended."""
+
+    moves: int | None
+    after: Sequence[int]
+    awaited: bool
+
+
 class Timetable:
     """Makes a list of stages ready to be timed many times. ``kinds`` are the ones that occur."""
 
@@ -31,9 +40,8 @@ class Timetable:
         # Places in the list: of all that the processor works at, of its part in each layer, and of the last move.
         self.worked = tuple(n for n, moves in enumerate(moving) if not moves)
         self.last_move = max(n for n, moves in enumerate(moving) if moves)
-        # The layer of a move, else None; places of what comes before; whether what comes next depends on the answer.
         self._steps = [
-            (stage.layer if moves else None, [place[key] for key in stage.after], stage.awaited)
+            Step(stage.layer if moves else None, [place[key] for key in stage.after], stage.awaited)
             for stage, moves in zip(stages, moving, strict=True)
         ]
 
@@ -49,73 +57,86 @@ class Timetable:
         arriving: Mapping[int, float] | None = None,
         beside_processor: Mapping[Queue, float] | None = None,
     ) -> Times:
-        """Returns when each stage begins and ends, by the parts of each.
+        """Returns when each stage begins and ends, by the parts of each; the rest is as of ``timed``."""
+        return timed(self._steps, parts, beside, free, arriving, beside_processor)
 
-        Every queue works through its parts in order; beside another queue, the processor gets on at the speed `beside`
-        (up to 1, of several the product). `free`: when a queue has ended what it was given before. `arriving`: when
-        what moves a layer's KV to another tier ends; the layer's own move comes after it. `beside_processor`: queues
-        that the processor slows, and to what speed.
-        """
-        if beside_processor:
-            return self._together(parts, beside, free or {}, arriving or {}, beside_processor)
-        times: list[Interval] = []
-        ends = dict(free or {})
-        # Work that slows the processor, by queue, in order of time.
-        busy = {queue: ([(0.0, ends[queue])] if queue in ends else [], speed) for queue, speed in beside.items()}
-        handed_over = 0.0
-        for stage_parts, (moves, after, awaited) in zip(parts, self._steps, strict=True):
-            begin = handed_over
-            for n in after:
-                begin = max(begin, times[n][1])
-            if arriving and moves is not None:
-                begin = max(begin, arriving.get(moves, 0.0))
-            start, end = None, begin
-            for queue, seconds in stage_parts:
-                now = max(end, ends.get(queue, 0.0))
-                if queue == "processor":
-                    end = _end_beside(now, seconds, busy.values())
-                else:
-                    end = now + seconds
-                    if queue in busy:
-                        busy[queue][0].append((now, end))
-                ends[queue] = end
-                start = now if start is None else start
-            times.append((begin if start is None else start, end))
-            if awaited:
-                handed_over = end
-        return Times(times, ends)
 
-    def _together(
-        self,
-        parts: Sequence[Parts],
-        beside: Mapping[Queue, float],
-        free: Mapping[Queue, float],
-        arriving: Mapping[int, float],
-        beside_processor: Mapping[Queue, float],
-    ) -> Times:
-        """Times the same where queues slow each other, so that a part's end depends on parts behind it in the list."""
-        speeds: dict[str, dict[str, float]] = {q: {"processor": speed} for q, speed in beside_processor.items()}
-        queues = SlowingQueues(speeds | {"processor": {str(queue): speed for queue, speed in beside.items()}})
-        # The last piece that a queue is given ends last.
-        last = {queue: queues.hand_over(Piece(queue, end_s)) for queue, end_s in free.items()}
-        handed_over: tuple[Piece, ...] = ()
-        stages: list[list[Piece]] = []
-        for n, (stage_parts, (moves, after, awaited)) in enumerate(zip(parts, self._steps, strict=True)):
-            due_s = 0.0 if moves is None else arriving.get(moves, 0.0)
-            waits = (*handed_over, *(stages[one][-1] for one in after))
-            pieces: list[Piece] = []
-            for queue, seconds in stage_parts:
-                last[queue] = queues.hand_over(Piece(queue, seconds, waits, not_before_s=due_s))
-                pieces.append(last[queue])
-                waits = (last[queue],)
-            # One without parts is a moment in a queue of its own.
-            stages.append(pieces or [queues.hand_over(Piece(f"nothing {n}", 0.0, waits, not_before_s=due_s))])
-            if awaited:
-                handed_over = (stages[n][-1],)
-        for piece in [*last.values(), *(piece for pieces in stages for piece in pieces)]:
-            queues.work_off(piece)
-        ends = {queue: queues.work_off(piece) for queue, piece in last.items()}
-        return Times([(pieces[0].start_s or 0.0, queues.work_off(pieces[-1])) for pieces in stages], ends)
+def timed(
+    steps: Sequence[Step],
+    parts: Sequence[Parts],
+    beside: Mapping[Queue, float],
+    free: Mapping[Queue, float] | None = None,
+    arriving: Mapping[int, float] | None = None,
+    beside_processor: Mapping[Queue, float] | None = None,
+) -> Times:
+    """Returns when each piece of work in a list begins and ends, by the parts of each.
+
+    Every queue works through its parts in order; beside another queue, the processor gets on at the speed `beside`
+    (up to 1, of several the product). `free`: when a queue has ended what it was given before. `arriving`: when
+    what moves a layer's KV to another tier ends; the layer's own move comes after it. `beside_processor`: queues
+    that the processor slows, and to what speed.
+    """
+    if beside_processor:
+        return _together(steps, parts, beside, free or {}, arriving or {}, beside_processor)
+    times: list[Interval] = []
+    ends = dict(free or {})
+    # Work that slows the processor, by queue, in order of time.
+    busy = {queue: ([(0.0, ends[queue])] if queue in ends else [], speed) for queue, speed in beside.items()}
+    handed_over = 0.0
+    for stage_parts, (moves, after, awaited) in zip(parts, steps, strict=True):
+        begin = handed_over
+        for n in after:
+            begin = max(begin, times[n][1])
+        if arriving and moves is not None:
+            begin = max(begin, arriving.get(moves, 0.0))
+        start, end = None, begin
+        for queue, seconds in stage_parts:
+            now = max(end, ends.get(queue, 0.0))
+            if queue == "processor":
+                end = _end_beside(now, seconds, busy.values())
+            else:
+                end = now + seconds
+                if queue in busy:
+                    busy[queue][0].append((now, end))
+            ends[queue] = end
+            start = now if start is None else start
+        times.append((begin if start is None else start, end))
+        if awaited:
+            handed_over = end
+    return Times(times, ends)
+
+
+def _together(
+    steps: Sequence[Step],
+    parts: Sequence[Parts],
+    beside: Mapping[Queue, float],
+    free: Mapping[Queue, float],
+    arriving: Mapping[int, float],
+    beside_processor: Mapping[Queue, float],
+) -> Times:
+    """Times the same where queues slow each other, so that a part's end depends on parts behind it in the list."""
+    speeds: dict[str, dict[str, float]] = {q: {"processor": speed} for q, speed in beside_processor.items()}
+    queues = SlowingQueues(speeds | {"processor": {str(queue): speed for queue, speed in beside.items()}})
+    # The last piece that a queue is given ends last.
+    last = {queue: queues.hand_over(Piece(queue, end_s)) for queue, end_s in free.items()}
+    handed_over: tuple[Piece, ...] = ()
+    stages: list[list[Piece]] = []
+    for n, (stage_parts, (moves, after, awaited)) in enumerate(zip(parts, steps, strict=True)):
+        due_s = 0.0 if moves is None else arriving.get(moves, 0.0)
+        waits = (*handed_over, *(stages[one][-1] for one in after))
+        pieces: list[Piece] = []
+        for queue, seconds in stage_parts:
+            last[queue] = queues.hand_over(Piece(queue, seconds, waits, not_before_s=due_s))
+            pieces.append(last[queue])
+            waits = (last[queue],)
+        # One without parts is a moment in a queue of its own.
+        stages.append(pieces or [queues.hand_over(Piece(f"nothing {n}", 0.0, waits, not_before_s=due_s))])
+        if awaited:
+            handed_over = (stages[n][-1],)
+    for piece in [*last.values(), *(piece for pieces in stages for piece in pieces)]:
+        queues.work_off(piece)
+    ends = {queue: queues.work_off(piece) for queue, piece in last.items()}
+    return Times([(pieces[0].start_s or 0.0, queues.work_off(pieces[-1])) for pieces in stages], ends)
 
 
 def idle_s(during: Interval, work: Iterable[Interval]) -> float:

@@ -25,6 +25,7 @@ from kvferry.pipelines.decoding.budget import (
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.faults import NoRoomFlow, faults_of
 from kvferry.pipelines.decoding.in_memory import InMemoryFlow
+from kvferry.pipelines.decoding.noted import Noted
 from kvferry.pipelines.decoding.notes import larger_budget, notes_on
 from kvferry.pipelines.decoding.passage import Passage
 from kvferry.pipelines.decoding.paying import with_paying_slots, with_read_ahead
@@ -134,6 +135,7 @@ class LockStepFlow:
         # Tokens before them, where these may be skipped.
         self._before = output - self._steps if part == "end" else middle_of(output - 1, self._steps - 1)
         self._decode: LockStepDecode | None = None
+        self._noted: Noted | None = None
         self._half: Totals | None = None
         self._end: Totals | None = None
         self._half_counts: dict[str, float] = {}
@@ -175,7 +177,11 @@ class LockStepFlow:
         foresight, keys, passage = world.shortcuts.foresight, world.shortcuts.keys, self._passage
         passage.watch(keys)
         moving = None if spread is None else on_move
-        self._decode = LockStepDecode(world.machine, self._plan, on_token, foresight, keys, moving, passage.skipped)
+        # A real run is not slowed down by notes.
+        self._noted = Noted() if world.shortcuts.may_skip else None
+        self._decode = LockStepDecode(
+            world.machine, self._plan, on_token, foresight, keys, moving, passage.skipped, self._noted
+        )
         if spread is None:
             yield from self._decode.run(self._steps, self._before if world.shortcuts.may_skip else 0)
         else:
@@ -227,6 +233,7 @@ class LockStepFlow:
             space_overhead=None if self._decode is None else self._decode.now.blocks.space_overhead,
             attention_mass=self._attention_mass(end_counts),
             recall=self._recall.mean,
+            noted=self._noted,
         )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         notes = (
