@@ -92,6 +92,26 @@ class StorageCurves:
             return self.equal_s(n, int(lengths[0]), writes, extra_s)
         return float(self._commands_s(lengths, min(n, self._depth), writes).sum() + n * extra_s)
 
+    def reads_s(self, lengths: np.ndarray, firsts: np.ndarray, extra_s: float) -> list[float]:
+        """The same of several batches of reads, each from one of the `firsts` of these commands up to the next."""
+        ends = np.append(firsts[1:], len(lengths))
+        parts = list(zip(firsts.tolist(), ends.tolist(), strict=True))
+        most = np.maximum.reduceat(lengths, firsts)
+        if most.max() > _BLOCKS_KNOWN * int(self._spec.block_bytes):
+            return [self.batch_s(lengths[first:end], extra_s=extra_s) for first, end in parts]
+        each_s = self._commands_s(lengths, self._depth, False)
+        seconds = list[float]()
+        ranges = zip(parts, np.minimum.reduceat(lengths, firsts).tolist(), most.tolist(), strict=True)
+        for (first, end), least_bytes, most_bytes in ranges:
+            n = end - first
+            if least_bytes == most_bytes:
+                seconds.append(self.equal_s(n, most_bytes, extra_s=extra_s))
+            elif n < self._depth:
+                seconds.append(self.batch_s(lengths[first:end], extra_s=extra_s))
+            else:
+                seconds.append(float(each_s[first:end].sum() + n * extra_s))
+        return seconds
+
     def equal_s(self, commands: int, each_bytes: int, writes: bool = False, extra_s: float = 0.0) -> float:
         """The same for this many commands of one length."""
         if not commands:
@@ -170,6 +190,20 @@ class CurveStorage(Storage):
         offsets, lengths = commands_of(extents, self.spec)
         yield "Write" if writes else "Read", self._seconds(offsets, lengths, writes), float(lengths.sum())
 
+    def read_batches(self, many: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[tuple[str, float, float]] | None:
+        """The same of several reads, each by its offsets and lengths, whichever of them comes first; None where that is
+        not all one, as one of them reaches beyond what has been read or written before."""
+        commands = _commands_apart(many, int(self.spec.block_bytes))
+        if commands is None:
+            within = not self._map
+            return [one for of in many for one in self.batches(Extents(*of), writes=False)] if within else None
+        firsts, offsets, lengths = commands
+        if self._map and (offsets.min() < self._lowest or (offsets + lengths).max() > self._highest):
+            return None
+        seconds = self.curves.reads_s(lengths, firsts, self._map_miss_s(offsets[:1], lengths[:1]))
+        n_bytes = np.add.reduceat(lengths, firsts).tolist()
+        return [("Read", took_s, float(of)) for took_s, of in zip(seconds, n_bytes, strict=True)]
+
     def seconds_of_equal(self, commands: int, each_bytes: int) -> float:
         """What this many reads of one length take, within what has been read or written before."""
         miss_s = map_miss_s(self.spec.map, self._highest - self._lowest) if self.spec.map else 0.0
@@ -209,6 +243,21 @@ class _Direction:
     def __init__(self, env: simpy.Environment, done: "Callable[[_Direction], None]") -> None:
         self.batch: Batch | None = None
         self.pace = Pace(env, None, lambda: done(self))
+
+
+def _commands_apart(
+    many: Sequence[tuple[np.ndarray, np.ndarray]], block_bytes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Returns which command is the first of each of several reads, and offsets and lengths of all commands, one read
+    behind the other; None where extents of one read are empty, share storage blocks or descend."""
+    counts = [len(offsets) for offsets, _ in many]
+    if not all(counts):
+        return None
+    offsets, lengths = (np.concatenate(of) for of in zip(*many, strict=True))
+    begins, ends = offsets & -block_bytes, (offsets + lengths + block_bytes - 1) & -block_bytes
+    close, firsts = begins[1:] <= ends[:-1], np.cumsum(counts) - counts
+    close[firsts[1:] - 1] = False
+    return None if close.any() or not lengths.all() else (firsts, begins, ends - begins)
 
 
 def _curve(spec: StorageSpec, writes: bool) -> AnyCurve:

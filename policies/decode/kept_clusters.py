@@ -83,8 +83,8 @@ class KeptClusters(ABC):
         (squared, float[rows]), and what was retrieved."""
 
     @abstractmethod
-    def maintain_like(self, layer: int, first: int) -> None:
-        """Repeats for this layer what was decided for the `first`, which has the same clusters."""
+    def maintain_like(self, layers: Sequence[int], first: int) -> None:
+        """Repeats for these layers what was decided for the `first`, which has the same clusters."""
 
     @abstractmethod
     def maintained(self, layer: int, found: SplitParts | Clustered) -> None:

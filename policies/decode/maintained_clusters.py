@@ -1,7 +1,7 @@
 """Clusters that new keys join, over a run: which keys they take, and when they are split (DynaKV Algorithm 1)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -86,30 +86,34 @@ class MaintainedClusters(KeptClusters):
         self._decided[layer] = decided = self.decide(np.full(len(ids), layer), rows, ids, squared, retrieved)
         return tuple(split for _, split in decided[2])
 
-    def maintain_like(self, layer: int, first: int) -> None:
+    def maintain_like(self, layers: Sequence[int], first: int) -> None:
         for of_layers in (self.variances, self.waiting, self._waiting_in_row):
-            of_layers[layer] = of_layers[first]
+            of_layers[layers] = of_layers[first]
         for row in range(self.places.shape[1]):
-            self._flagged[layer, row] = dict(self._flags(first, row))
-        joins, waits, splits = self._decided[first]
-        joins, waits = ((np.full_like(rows, layer), rows, blocks) for _, rows, blocks in (joins, waits))
-        self._decided[layer] = joins, waits, [(layer, split) for _, split in splits]
-        self._alike[layer] = first
+            flags = self._flags(first, row)
+            for layer in layers:
+                self._flagged[layer, row] = dict(flags)
+        for layer in layers:
+            self._alike[layer] = first
 
     def maintained(self, layer: int, found: SplitParts | Clustered) -> None:
         assert isinstance(found, SplitParts)
         self._parts[layer] = found
 
     def append(self, learned: Learned) -> Update:
-        changes, decided = list[Pieces](), [self._decided.pop(layer) for layer in range(self.places.shape[0])]
+        layers = range(self.places.shape[0])
+        changes, decided = list[Pieces](), [self._decided[self._alike.get(layer, layer)] for layer in layers]
         for layer, (_, _, splits) in enumerate(decided):
             if splits:
-                changes += self.carry_out(splits, self._parts.pop(layer))
-        joins = [joins for joins, _, _ in decided if len(joins[0])]
+                changes += self.carry_out([(layer, split) for _, split in splits], self._parts.pop(layer))
+        joins = [(layer, rows, blocks) for layer, ((_, rows, blocks), _, _) in enumerate(decided) if len(rows)]
         if joins and not self.places.like.moves:
             # All layers at once: none gets in another one's way.
-            joins = [tuple(np.concatenate(of) for of in zip(*joins, strict=True))]  # type: ignore[list-item]
-        changes += [self.places.grow(*of_layers) for of_layers in joins]
+            at, of_rows, of_blocks = zip(*joins, strict=True)
+            each = np.repeat(at, [len(rows) for rows in of_rows])
+            changes.append(self.places.grow(each, np.concatenate(of_rows), np.concatenate(of_blocks)))
+        else:
+            changes += [self.places.grow(np.full_like(rows, layer), rows, blocks) for layer, rows, blocks in joins]
         joined, made, changed = list[list[Joined]](), list[list[tuple[int, int]]](), list[BlockRows]()
         for layer, ((_, rows, blocks), (_, late_rows, late), splits) in enumerate(decided):
             if (first := self._alike.get(layer)) is not None:
@@ -123,6 +127,7 @@ class MaintainedClusters(KeptClusters):
             made.append([part for _, split in splits for part in split.parts])
             changed.append(BlockRows.of(places, self.places.shape[1]))
         self._alike.clear()
+        self._decided.clear()
         return Update(changed=changed, joined=joined, made=made, changes=Pieces.in_turns(changes))
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
