@@ -201,32 +201,46 @@ def test_what_waits_for_other_work_holds_up_what_is_behind_it() -> None:
     assert world.ends_s(waiting, behind) == pytest.approx([1.001, 1.001])
 
 
+# In blocks of 1 KiB: one takes 1 ms, four 2 ms, at any depth.
+KIB = 1024
+IN_BLOCKS = {
+    "block_bytes": KIB,
+    "read": (CurveRow(depth=1, block_bytes=(KIB, 4 * KIB), bytes_per_s=(1.024e6, 2.048e6)),),
+}
+
+
 def test_several_reads_are_priced_in_one_call() -> None:
-    """Two at a time cost what each does alone: 1 kB and 4 kB take 3 ms, two of 4 kB 4 ms, one of 1 kB 1 ms."""
-    row = CurveRow(depth=1, block_bytes=(KB, 4 * KB), bytes_per_s=(1e6, 2e6))
-    storage = CurveStorage(simpy.Environment(), spec(read=(row,), queue_depth=2), lambda span: None)
-    many = [apart(KB, 4 * KB).arrays, apart(4 * KB, 4 * KB).arrays, apart(KB).arrays]
-    found = storage.read_batches(many)
+    """Of one block and four, of four and four, and of one: 3, 4 and 1 ms."""
+    storage = CurveStorage(simpy.Environment(), spec(**IN_BLOCKS, queue_depth=2), lambda span: None)
+    many = [apart(KIB, 4 * KIB).arrays, apart(4 * KIB, 4 * KIB).arrays, apart(KIB).arrays]
+    # Blocks begin at multiples of 1 KiB.
+    found = storage.read_batches([(offsets & -KIB, lengths) for offsets, lengths in many])
     assert found is not None
-    assert [(label, n_bytes) for label, _, n_bytes in found] == [("Read", 5000.0), ("Read", 8000.0), ("Read", 1000.0)]
+    assert [(label, n_bytes) for label, _, n_bytes in found] == [("Read", 5120.0), ("Read", 8192.0), ("Read", 1024.0)]
     assert [took_s for _, took_s, _ in found] == pytest.approx([3e-3, 4e-3, 1e-3])
-    # Extents of one read that lie against each other are one command.
-    against = (np.array([0, KB, 2 * KB, 3 * KB]), np.full(4, KB))
-    assert storage.read_batches([against, apart(KB).arrays]) == [
-        ("Read", pytest.approx(2e-3), 4000.0),
-        ("Read", pytest.approx(1e-3), 1000.0),
+    # Extents of one read that lie against each other are one command, those of two reads are not.
+    against = np.arange(4) * KIB, np.full(4, KIB)
+    behind = np.array([4 * KIB]), np.array([KIB])
+    assert storage.read_batches([against, behind]) == [
+        ("Read", pytest.approx(2e-3), 4096.0),
+        ("Read", pytest.approx(1e-3), 1024.0),
     ]
+    two = storage.read_batches([behind, (np.array([5 * KIB]), np.array([KIB]))])
+    assert two == [("Read", pytest.approx(1e-3), 1024.0)] * 2
 
 
 def test_reads_beyond_what_the_map_has_seen_are_priced_one_by_one() -> None:
-    storage = CurveStorage(
-        simpy.Environment(), spec(map=MapSpec(covers_bytes=1e6, miss_s=1e-3), queue_depth=1), lambda span: None
-    )
-    asked = [(np.array([0]), np.array([KB])), (np.array([4_000_000 - KB]), np.array([KB]))]
-    assert storage.read_batches(asked) is None
-    storage.seconds(Extents(np.array([0, 4_000_000 - KB]), np.full(2, KB)))
-    # From 0 to 4 MB: a quarter of the entries are there.
-    assert storage.read_batches(asked) == [("Read", pytest.approx(1.75e-3), 1000.0)] * 2
+    table = MapSpec(covers_bytes=1000 * KIB, miss_s=1e-3)
+    storage = CurveStorage(simpy.Environment(), spec(**IN_BLOCKS, map=table, queue_depth=2), lambda span: None)
+    first, last = np.array([0]), np.array([3999 * KIB])
+    one = np.array([KIB])
+    mixed = np.array([0, 2 * KIB]), np.array([KIB, 4 * KIB])
+    assert storage.read_batches([(first, one), (last, one)]) is None
+    storage.seconds(Extents((0, 3999 * KIB), (KIB, KIB)))
+    # From 0 to 4,000 KiB: a quarter of the entries are there.
+    found = storage.read_batches([(first, one), (last, one), mixed])
+    assert found is not None
+    assert [took_s for _, took_s, _ in found] == pytest.approx([1.75e-3, 1.75e-3, 4.5e-3])
 
 
 def test_the_map_costs_nothing_until_accesses_spread_beyond_it() -> None:
