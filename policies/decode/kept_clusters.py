@@ -41,6 +41,10 @@ class KeysAhead(Ahead, Protocol):
         """Returns bool: which of these places are among the best of their rows, taken until they hold `tokens`."""
         ...
 
+    def best(self, tokens: float) -> np.ndarray:
+        """Returns bool[kinds * rows, clusters]: all of these, as far as any row has clusters."""
+        ...
+
     def split(self, splits: Sequence[tuple[int, ClusterSplit]]) -> SplitParts:
         """Carries out splits in these layers."""
         ...
