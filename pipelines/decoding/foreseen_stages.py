@@ -20,6 +20,7 @@ from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.sim.cost import Cost
 from kvferry.sim.foreseen_queues import ForeseenQueues
 from kvferry.sim.foresight import Foresight
+from kvferry.sim.storage_curve import PricedRead
 from kvferry.specs.tier import Tier
 
 
@@ -146,7 +147,7 @@ class StagedSteps:
         """Returns a SimPy process of one step: it waits for its end, when all that is over is on record."""
         machine, ends = self._machine, list[float]()
         machine.begin()
-        repeated = dict[int, list[Handed]]()
+        repeated = dict[int, list[Handed | PricedRead]]()
         for n, (kind, layer, after, awaited, others) in enumerate(self._stages):
             if (works := repeated.get(n)) is None:
                 machine.handed = []
@@ -162,23 +163,27 @@ class StagedSteps:
         yield at(self._env, ends[-1])
         machine.queues.record(self._env.now)
 
-    def _repeated(self, kind: OfLayersAlike, others: list[int], works: list[Handed]) -> dict[int, list[Handed]]:
+    def _repeated(
+        self, kind: OfLayersAlike, others: list[int], works: list[Handed]
+    ) -> dict[int, list[Handed | PricedRead]]:
         """Returns the work of the same stage of other layers, by its place; none where it has to be begun to be
         known."""
         if not any(work.on_storage for work in works):
-            return dict.fromkeys(others, works)
+            return {n: [*works] for n in others}
         moved = [kind.moved(self._now, self._stages[n].layer) for n in others]
         reads = [ranges for ranges in moved if ranges is not None]
         if works[0].label != "Read" or any(work.on_storage for work in works[1:]) or len(reads) < len(others):
             return {}
-        batches = self._storage.read_batches(reads)
-        if batches is None:
+        priced = self._storage.priced(reads)
+        if priced is None:
             return {}
-        return {n: [Handed(*batch, True), *works[1:]] for n, batch in zip(others, batches, strict=True)}
+        return {n: [read, *works[1:]] for n, read in zip(others, priced, strict=True)}
 
-    def _again(self, works: list[Handed], after_s: float) -> float:
+    def _again(self, works: list[Handed | PricedRead], after_s: float) -> float:
         """Hands over works, one after the other; returns when the last ends. Nothing to do has been done before."""
         end_s, queued = 0.0, self._machine.queued
         for work in works:
+            if isinstance(work, PricedRead):
+                work = Handed("Read", self._storage.priced_s(work), work.n_bytes, True)
             end_s = queued(work, max(after_s, end_s, self._machine.handed_over_s))
         return end_s

@@ -209,38 +209,42 @@ IN_BLOCKS = {
 }
 
 
+def priced(storage: CurveStorage, *many: tuple[np.ndarray, np.ndarray]) -> list[tuple[float, float]]:
+    """Seconds and bytes of reads that come one after the other."""
+    found = storage.priced(many)
+    assert found is not None
+    return [(storage.priced_s(one), one.n_bytes) for one in found]
+
+
 def test_several_reads_are_priced_in_one_call() -> None:
     """Of one block and four, of four and four, and of one: 3, 4 and 1 ms."""
     storage = CurveStorage(simpy.Environment(), spec(**IN_BLOCKS, queue_depth=2), lambda span: None)
-    many = [apart(KIB, 4 * KIB).arrays, apart(4 * KIB, 4 * KIB).arrays, apart(KIB).arrays]
     # Blocks begin at multiples of 1 KiB.
-    found = storage.read_batches([(offsets & -KIB, lengths) for offsets, lengths in many])
-    assert found is not None
-    assert [(label, n_bytes) for label, _, n_bytes in found] == [("Read", 5120.0), ("Read", 8192.0), ("Read", 1024.0)]
-    assert [took_s for _, took_s, _ in found] == pytest.approx([3e-3, 4e-3, 1e-3])
-    # Extents of one read that lie against each other are one command, those of two reads are not.
-    against = np.arange(4) * KIB, np.full(4, KIB)
-    behind = np.array([4 * KIB]), np.array([KIB])
-    assert storage.read_batches([against, behind]) == [
-        ("Read", pytest.approx(2e-3), 4096.0),
-        ("Read", pytest.approx(1e-3), 1024.0),
+    many = [(of.arrays[0] & -KIB, of.arrays[1]) for of in (apart(KIB, 4 * KIB), apart(4 * KIB, 4 * KIB), apart(KIB))]
+    assert priced(storage, *many) == [
+        (pytest.approx(3e-3), 5120.0),
+        (pytest.approx(4e-3), 8192.0),
+        (pytest.approx(1e-3), 1024.0),
     ]
-    two = storage.read_batches([behind, (np.array([5 * KIB]), np.array([KIB]))])
-    assert two == [("Read", pytest.approx(1e-3), 1024.0)] * 2
+    # Extents of one read that lie against each other are one command, those of two reads are not.
+    against, behind = (np.arange(4) * KIB, np.full(4, KIB)), (np.array([4 * KIB]), np.array([KIB]))
+    assert priced(storage, against, behind) == [(pytest.approx(2e-3), 4096.0), (pytest.approx(1e-3), 1024.0)]
+    further = np.array([5 * KIB]), np.array([KIB])
+    assert priced(storage, behind, further) == [(pytest.approx(1e-3), 1024.0)] * 2
+    # Beyond the table of sizes: 1,000 blocks, at the rate of four, and one.
+    long = np.array([0, 2000 * KIB]), np.array([1000 * KIB, KIB])
+    assert priced(storage, long, behind)[0] == (pytest.approx(0.501), 1001 * 1024.0)
+    assert storage.priced([behind, (np.array([0]), np.array([0]))]) is None
 
 
-def test_reads_beyond_what_the_map_has_seen_are_priced_one_by_one() -> None:
+def test_reads_that_are_priced_together_miss_the_map_as_they_come() -> None:
     table = MapSpec(covers_bytes=1000 * KIB, miss_s=1e-3)
     storage = CurveStorage(simpy.Environment(), spec(**IN_BLOCKS, map=table, queue_depth=2), lambda span: None)
-    first, last = np.array([0]), np.array([3999 * KIB])
     one = np.array([KIB])
     mixed = np.array([0, 2 * KIB]), np.array([KIB, 4 * KIB])
-    assert storage.read_batches([(first, one), (last, one)]) is None
-    storage.seconds(Extents((0, 3999 * KIB), (KIB, KIB)))
-    # From 0 to 4,000 KiB: a quarter of the entries are there.
-    found = storage.read_batches([(first, one), (last, one), mixed])
-    assert found is not None
-    assert [took_s for _, took_s, _ in found] == pytest.approx([1.75e-3, 1.75e-3, 4.5e-3])
+    # Up to 1 KiB all entries are there; from 0 to 4,000 KiB a quarter.
+    found = priced(storage, (np.array([0]), one), (np.array([3999 * KIB]), one), mixed)
+    assert [took_s for took_s, _ in found] == pytest.approx([1e-3, 1.75e-3, 4.5e-3])
 
 
 def test_the_map_costs_nothing_until_accesses_spread_beyond_it() -> None:
