@@ -140,8 +140,8 @@ class StorageCurves:
 
 
 class PricedRead(NamedTuple):
-    """A read from ``begin`` to ``end`` of the file, of ``n_bytes`` in whole storage blocks; its ``cost`` has no misses of
-    the map."""
+    """A read from ``begin`` to ``end`` of the file, of ``n_bytes`` in whole storage blocks. Its ``cost`` has no misses
+    of the map."""
 
     begin: int
     end: int
