@@ -220,7 +220,7 @@ class CurveStorage(Storage):
             begins, lengths = (np.concatenate(of) for of in zip(*commands, strict=True))
         else:
             lengths = ends - begins
-        firsts = np.cumsum(counts) - counts
+        firsts = np.cumsum(counts) - np.array(counts, np.int64)
         n_bytes = np.add.reduceat(lengths, firsts).astype(float).tolist()
         ends = (begins + lengths)[np.append(firsts[1:], len(begins)) - 1].tolist()
         costs = self.curves.priced(lengths, firsts)

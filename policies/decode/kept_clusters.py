@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,10 +41,6 @@ class KeysAhead(Ahead, Protocol):
         """Returns bool: which of these places are among the best of their rows, taken until they hold `tokens`."""
         ...
 
-    def best(self, tokens: float) -> np.ndarray:
-        """Returns bool[kinds * rows, clusters]: all of these, as far as any row has clusters."""
-        ...
-
     def split(self, splits: Sequence[tuple[int, ClusterSplit]]) -> SplitParts:
         """Carries out splits in these layers."""
         ...
@@ -56,6 +52,16 @@ class KeysAhead(Ahead, Protocol):
     def group(self, tokens: int, clusters: int, first: int) -> tuple[np.ndarray, np.ndarray]:
         """The newest `tokens` of every row become `clusters` clusters, from number `first` on: int64[kinds * rows,
         clusters] tokens in each, and int[kinds * rows, tokens] the cluster of each, counted from `first`."""
+        ...
+
+
+@runtime_checkable
+class BestAhead(Protocol):
+    """Tells all that a token retrieves."""
+
+    def best(self, tokens: float) -> np.ndarray:
+        """Returns bool[kinds * rows, clusters]: the best of each row, taken until they hold `tokens`, as far as any row
+        has clusters."""
         ...
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.layout import Places
 from kvferry.layouts.pieces import Pieces
-from kvferry.policies.decode.kept_clusters import KeptClusters, KeysAhead, Maintenance
+from kvferry.policies.decode.kept_clusters import BestAhead, KeptClusters, KeysAhead, Maintenance
 from kvferry.policies.decode.retrieved_together import RetrievedTogether
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.splits import Clustered, ClusterSplit, Joined, SplitParts
@@ -61,7 +61,7 @@ class MaintainedClusters(KeptClusters):
         self.thresholds = np.full(shape[:2], np.inf)
         self.splits = self.delayed = self.moves = self.unasked = 0
         self._decided: dict[int, Decided] = {}
-        # What pairs are made by (None: they stay), and by layer the ones that this step makes.
+        # Pairs are made by this (None: they stay), and by layer in this step.
         self._together = RetrievedTogether(shape, paired_by) if paired_by else None
         nowhere = np.empty(0, np.int64)
         if paired_by and places.partners(nowhere, nowhere) is None:
@@ -174,6 +174,7 @@ class MaintainedClusters(KeptClusters):
             everywhere = [(int(layer), split) for of, split in splits for layer in alike[of]]
             self.carry_out(everywhere, SplitParts(tokens_of, variances, leaves))
             if self._together is not None:
+                assert isinstance(keys, BestAhead)
                 best = keys.best(wanted(stored + token))
                 here = np.pad(best, ((0, 0), (0, self.places.room - best.shape[1])))
                 for kind, *pair in self._paired(self._together, *of_kinds, here, splits):
