@@ -32,13 +32,22 @@ class PacedStorage(Storage):
         self._wait(began_s, extents, writes=False)
         return data
 
-    def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
+    def write(self, extents: Extents, data: bytes | bytearray | memoryview, *, parts_read: bool = False) -> None:
+        """With `parts_read` what is to be read first has been read."""
         began_s = perf_counter()
         super().write(extents, data)
-        # The device's blocks, of another size than the file's, are read first where they are written in part.
-        parts = blocks_in_part(extents, int(self._like.block_bytes))
+        parts = None if parts_read else self.read_first(extents)
         read_s = self._seconds(parts, writes=False) if parts else 0.0
         self._wait(began_s, extents, writes=True, more_s=read_s)
+
+    def read_first(self, extents: Extents) -> Extents | None:
+        """Returns the device's blocks, of another size than the file's, that are read before a write, as it covers them
+        in part; None: there are none."""
+        return blocks_in_part(extents, int(self._like.block_bytes))
+
+    def device_bytes(self, extents: Extents) -> int:
+        """Returns what the device reads for these extents: whole blocks of its own."""
+        return int(commands_of(extents, self._like)[1].sum())
 
     def _wait(self, began_s: float, extents: Extents, writes: bool, more_s: float = 0.0) -> None:
         takes_s = more_s + self._seconds(extents, writes)

@@ -257,6 +257,16 @@ class PlacedClusters(ABC):
         """Blocks of a row that another one could lie beside, so that both are read as one."""
         return ()
 
+    def partners(self, layers: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
+        """Returns int64[n, blocks]: the block that each of these rows' blocks is read with as one, -1 for none; None:
+        there are no pairs."""
+        return None
+
+    def pair(self, layer: int, row: int, block: int, other: int) -> Pieces:
+        """Gives two blocks, which are in memory, places beside each other. InputError without room, and for a layout
+        without pairs."""
+        raise InputError("policies.layout: pairs of clusters take `layout: dual-head`")
+
     def split(
         self,
         layer: int,

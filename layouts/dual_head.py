@@ -8,7 +8,7 @@ import numpy as np
 
 from kvferry.layouts.cluster_layout import ClusterLayout, up
 from kvferry.layouts.file_room import FileRoom
-from kvferry.layouts.pieces import Moves
+from kvferry.layouts.pieces import Moves, Pieces
 from kvferry.layouts.stretched import Stretched
 
 
@@ -128,6 +128,39 @@ class DualHead(Stretched):
 
     def alone(self, layer: int, row: int) -> Sequence[int]:
         return self._alone[self._row(layer, row)]
+
+    def partners(self, layers: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        found: np.ndarray = self._partner[self._row(layers, rows)]
+        return found
+
+    def pair(self, layer: int, row: int, block: int, other: int) -> Pieces:
+        """One moves where the other is alone and has room beside it, otherwise both, to a pool of their own. What lay
+        beside them is alone then."""
+        flat = self._row(layer, row)
+        moving = self._beside_each_other(flat, block, other)
+        blocks, tokens = np.array(moving), self._tokens[flat, moving]
+        rows = np.full(len(moving), flat)
+        for one in moving:
+            self._buffers.give_up(rows[:1], np.array([one]))
+        self.counted.moved_bytes += int(tokens.sum()) * self.like.token_bytes
+        return self._counted(self._pieces(rows, blocks, np.zeros_like(tokens), tokens))
+
+    def _beside_each_other(self, row: int, block: int, other: int) -> list[int]:
+        """Returns which of both have moved. There is room for a token more."""
+        unit = self.like.token_bytes
+        for one, there in ((block, other), (other, block)):
+            room, tokens = int(self._pool_bytes[row, there]), int(self._tokens[row, one]) + 1
+            left = room - (int(self._tokens[row, there]) + 1) * unit
+            if there in self._alone[row] and tokens * unit <= min(room // 2, left):
+                self._leave(row, one)
+                self._find(row, one, tokens, (there,))
+                return [one]
+        larger, smaller = sorted((block, other), key=lambda one: -int(self._tokens[row, one]))
+        self._leave(row, larger)
+        self._leave(row, smaller)
+        self._find(row, larger, int(self._tokens[row, larger]) + 1, ())
+        self._find(row, smaller, int(self._tokens[row, smaller]) + 1, (larger,))
+        return [larger, smaller]
 
     def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray:
         held = self._held(rows, blocks) + tokens

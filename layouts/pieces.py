@@ -222,6 +222,12 @@ def gathered_apart(
     found = begins[first], ends[last] - begins[first], np.add.reduceat(tokens, accesses)
     if readers == 1:
         return [found]
-    commands, entries = first.searchsorted(starts[1:]), accesses.searchsorted(starts[1:])
-    parts = (np.split(of, at) for of, at in zip(found, (commands, commands, entries), strict=True))
-    return list(zip(*parts, strict=True))
+    ends = np.append(starts[1:], readers * each)
+    commands, entries = (_stretches(of.searchsorted(ends).tolist()) for of in (first, accesses))
+    at, lengths, counts = found
+    return [(at[some], lengths[some], counts[which]) for some, which in zip(commands, entries, strict=True)]
+
+
+def _stretches(ends: list[int]) -> list[slice]:
+    """Returns stretches that end there, one behind the other."""
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]

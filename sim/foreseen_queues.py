@@ -2,21 +2,14 @@
 storage slows the processor, or as each slows the other."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from kvferry.sim.processor import Processor
 from kvferry.sim.slowing_queues import Piece, SlowingQueues
 from kvferry.sim.storage_curve import CurveStorage
 
-
-class _Worked(NamedTuple):
-    """An op, or a batch of reads or writes. In order of their ends."""
-
-    end_s: float
-    start_s: float
-    label: str
-    n_bytes: float
-    on_storage: bool
+# An op, or a batch of reads or writes: its end and start, label, bytes, and whether it was on the storage. A plain
+# tuple, as a token has hundreds.
+_Worked = tuple[float, float, str, float, bool]
 
 
 class ForeseenQueues:
@@ -25,6 +18,7 @@ class ForeseenQueues:
 
     def __init__(self, processor: Processor, storage: CurveStorage, beside: float) -> None:
         self._processor, self._storage, self._beside = processor, storage, beside
+        self._dispatch_s, self._both_ways = processor.dispatch_s, storage.spec.duplex == "full"
         # When the processor is free, when the storage began its last batch, when each direction is free, and when it
         # works, in order of time.
         self._processor_s = self._began_s = 0.0
@@ -35,22 +29,23 @@ class ForeseenQueues:
 
     def op(self, label: str, after_s: float, cost_s: float, n_bytes: float) -> float:
         """When an op ends that costs so much besides its dispatch, and may begin then."""
-        begin = max(after_s, self._processor_s)
-        self._processor_s = end = self._end_beside(begin + self._processor.dispatch_s, cost_s)
-        self._worked.append(_Worked(end, begin, label, n_bytes, False))
+        begin = after_s if after_s > self._processor_s else self._processor_s
+        self._processor_s = end = self._end_beside(begin + self._dispatch_s, cost_s)
+        self._worked.append((end, begin, label, n_bytes, False))
         return end
 
     def batch(self, label: str, after_s: float, took_s: float, n_bytes: float) -> float:
         """When a batch of reads or writes ends. It begins after all batches before it have begun."""
-        lane = label if self._storage.spec.duplex == "full" else "both"
+        lane = label if self._both_ways else "both"
         begin = max(after_s, self._began_s, self._free_s.get(lane, 0.0))
-        self._began_s, self._free_s[lane] = begin, begin + took_s
-        self._worked.append(_Worked(begin + took_s, begin, label, n_bytes, True))
+        end = begin + took_s
+        self._began_s, self._free_s[lane] = begin, end
+        self._worked.append((end, begin, label, n_bytes, True))
         if self._busy and begin <= self._busy[-1][1]:
-            self._busy[-1] = self._busy[-1][0], max(self._busy[-1][1], begin + took_s)
+            self._busy[-1] = self._busy[-1][0], max(self._busy[-1][1], end)
         else:
-            self._busy.append((begin, begin + took_s))
-        return begin + took_s
+            self._busy.append((begin, end))
+        return end
 
     def _end_beside(self, now: float, left: float) -> float:
         """When work that begins now ends; the storage slows it."""
@@ -73,8 +68,8 @@ class ForeseenQueues:
 
     def record(self, now: float) -> None:
         """Put on record what is over, in the order of the ends."""
-        over = sorted(one for one in self._worked if one.end_s <= now)
-        self._worked = [one for one in self._worked if one.end_s > now]
+        over = sorted([one for one in self._worked if one[0] <= now])
+        self._worked = [one for one in self._worked if one[0] > now]
         for end_s, start_s, label, n_bytes, on_storage in over:
             (self._storage if on_storage else self._processor).record(label, start_s, end_s, n_bytes)
         # What is under way has been so until now.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import simpy
@@ -58,6 +58,8 @@ _MOST_KNOWN = 10_000
 # Clusters are of all sizes, and most of a few storage blocks.
 _BLOCKS_KNOWN = 512
 AnyCurve = Curve | LatencyCurve | FlashCurve
+# Of a batch: its commands, the seconds of each where all are equal (else None), and of all where they are not (else 0).
+Cost = tuple[int, float | None, float]
 
 
 class StorageCurves:
@@ -92,6 +94,24 @@ class StorageCurves:
             return self.equal_s(n, int(lengths[0]), writes, extra_s)
         return float(self._commands_s(lengths, min(n, self._depth), writes).sum() + n * extra_s)
 
+    def priced(self, lengths: np.ndarray, firsts: np.ndarray) -> list[Cost]:
+        """Prices several batches of reads, each from one of the `firsts` of these commands up to the next."""
+        ends = np.append(firsts[1:], len(lengths))
+        most = np.maximum.reduceat(lengths, firsts)
+        known = most.max() <= _BLOCKS_KNOWN * int(self._spec.block_bytes)
+        each_s = self._commands_s(lengths, self._depth, False) if known else np.empty(0)
+        found = list[Cost]()
+        of = (firsts.tolist(), ends.tolist(), np.minimum.reduceat(lengths, firsts).tolist(), most.tolist())
+        for first, end, least_bytes, most_bytes in zip(*of, strict=True):
+            n = end - first
+            if least_bytes == most_bytes:
+                found.append((n, self._command_s(most_bytes, min(n, self._depth), False), 0.0))
+            elif n < self._depth or not known:
+                found.append((n, None, float(self._commands_s(lengths[first:end], min(n, self._depth), False).sum())))
+            else:
+                found.append((n, None, float(each_s[first:end].sum())))
+        return found
+
     def equal_s(self, commands: int, each_bytes: int, writes: bool = False, extra_s: float = 0.0) -> float:
         """The same for this many commands of one length."""
         if not commands:
@@ -117,6 +137,16 @@ class StorageCurves:
             curve = self.write if writes else self.read
             self._known[key] = float(curve.command_s(np.array([length]), depth)[0])
         return self._known[key]
+
+
+class PricedRead(NamedTuple):
+    """A read from ``begin`` to ``end`` of the file, of ``n_bytes`` in whole storage blocks. Its ``cost`` has no misses
+    of the map."""
+
+    begin: int
+    end: int
+    n_bytes: float
+    cost: Cost
 
 
 class CurveStorage(Storage):
@@ -169,6 +199,40 @@ class CurveStorage(Storage):
                 extents = self.whole_blocks(extents)
         offsets, lengths = commands_of(extents, self.spec)
         yield "Write" if writes else "Read", self._seconds(offsets, lengths, writes), float(lengths.sum())
+
+    def priced(self, many: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[PricedRead] | None:
+        """Prices several reads in one call, each by its offsets and lengths, but for misses of the map, which depend on
+        what comes before (``priced_s``). None: one of them reads nothing."""
+        counts = [len(offsets) for offsets, _ in many]
+        if not all(counts):
+            return None
+        offsets, lengths = (np.concatenate(of) for of in zip(*many, strict=True))
+        block = int(self.spec.block_bytes)
+        begins, ends = offsets & -block, (offsets + lengths + block - 1) & -block
+        close = begins[1:] <= ends[:-1]
+        close[np.cumsum(counts)[:-1] - 1] = False
+        if close.any() or not lengths.all():
+            # Extents of one read share storage blocks, lie against each other or descend.
+            commands = [commands_of(Extents(*ranges), self.spec) for ranges in many]
+            counts = [len(offsets) for offsets, _ in commands]
+            if not all(counts):
+                return None
+            begins, lengths = (np.concatenate(of) for of in zip(*commands, strict=True))
+        else:
+            lengths = ends - begins
+        firsts = np.cumsum(counts) - np.array(counts, np.int64)
+        n_bytes = np.add.reduceat(lengths, firsts).astype(float).tolist()
+        ends = (begins + lengths)[np.append(firsts[1:], len(begins)) - 1].tolist()
+        costs = self.curves.priced(lengths, firsts)
+        return [PricedRead(*of) for of in zip(begins[firsts].tolist(), ends, n_bytes, costs, strict=True)]
+
+    def priced_s(self, read: PricedRead) -> float:
+        """What a read takes that comes next."""
+        n, each_s, all_s = read.cost
+        miss_s = 0.0
+        if self._map is not None:
+            miss_s = self._map_miss_s(np.array([read.begin]), np.array([read.end - read.begin]))
+        return all_s + n * miss_s if each_s is None else n * (each_s + miss_s)
 
     def seconds_of_equal(self, commands: int, each_bytes: int) -> float:
         """What this many reads of one length take, within what has been read or written before."""

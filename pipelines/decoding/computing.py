@@ -19,7 +19,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.fetching import SwapIn
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
-from kvferry.pipelines.decoding.stage_kind import After, Worker
+from kvferry.pipelines.decoding.stage_kind import After, OfLayersAlike, Worker
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.pipelines.decoding.updates import renew, staying, write
 from kvferry.policies.decode.kept_clusters import Maintenance, Regroup, clusters_of
@@ -28,7 +28,7 @@ from kvferry.policies.decode.upkeep import Learned, Update
 from kvferry.specs.tier import Tier
 
 
-class Attend:
+class Attend(OfLayersAlike):
     """Attention over what was brought, the newest tokens in memory, and the new one itself."""
 
     worker: Worker = "processor"
@@ -62,7 +62,7 @@ class Attend:
                 found.dropped,
             )
         tokens = this.tokens + recent + 1
-        now.record.attends(tokens, now.tokens_stored)
+        now.record.attends(tokens, now.tokens_stored, len(now.alike(layer)))
         op = self.op(now.plan, tokens, kv, away=now.away(layer))
         ticket = now.machine.submit(op, after=after)
         if now.plan.writes_back and now.away(layer):
@@ -76,7 +76,7 @@ class Attend:
         return prices.work(self.op(plan, plan.brought_tokens + recent + 1, away=prices.tier != "device"))
 
 
-class PassOn:
+class PassOn(OfLayersAlike):
     """The rest of the layer."""
 
     worker: Worker = "processor"
@@ -92,7 +92,7 @@ class PassOn:
         return prices.work(self.op(prices.plan, prices.tier))
 
 
-class ProjectQueries:
+class ProjectQueries(OfLayersAlike):
     """The layer's query of the new token, where something needs it before attention."""
 
     worker: Worker = "processor"
@@ -108,7 +108,7 @@ class ProjectQueries:
         return prices.work(self.op(prices.plan))
 
 
-class ProjectKeysValues:
+class ProjectKeysValues(OfLayersAlike):
     """The layer's key and value of the new token, while KV moves that the query chose (DynaKV 6.1, pipeline 1)."""
 
     worker: Worker = "processor"
@@ -124,7 +124,7 @@ class ProjectKeysValues:
         return prices.work(self.op(prices.plan))
 
 
-class AssignKeys:
+class AssignKeys(OfLayersAlike):
     """The cluster of every row that the new key is nearest to."""
 
     worker: Worker = "processor"
@@ -142,7 +142,7 @@ class AssignKeys:
         return prices.work(self.op(prices.plan, prices.plan.choice.blocks, 0, 0))
 
 
-class MaintainClusters:
+class MaintainClusters(OfLayersAlike):
     """Does what a layer's new keys lead to: splits clusters, read first if not selected, or makes tokens clusters. Most
     often nothing."""
 
@@ -166,30 +166,37 @@ class MaintainClusters:
         if assigned is not None:
             answer: Assigned = assigned.value
             ids, squared = answer.ids.ravel(), answer.squared.ravel()
-        kept, first = clusters_of(now.kept), this.first_alike
-        if first == layer:
+        kept, alike = clusters_of(now.kept), now.alike(layer)
+        if alike:
             this.asked = kept.maintain(layer, ids, squared, found)
-        else:
-            this.asked = now.layers[first].asked
-            kept.maintain_like(layer, first)
+            kept.maintain_like(alike[1:], layer)
+            for other in (now.layers[n] for n in alike):
+                other.asked, other.maintained, other.cut = this.asked, None, None
+            if (absent := self._absent(this.asked, found.wanted.rows)) is not None:
+                for other, reads in now.reads_alike(layer, *absent.places):
+                    other.cut = reads
         if not this.asked:
-            this.maintained = None
             return now.done()
-        at = reads = None
-        if (absent := self._absent(this.asked, found.wanted.rows)) is not None:
-            reads = now.blocks.reads(layer, *absent.places)
-            at = Extents(*reads.ranges)
+        at = None
+        if this.cut is not None:
+            at = Extents(*this.cut.ranges)
             if now.away(layer):
-                if reads.entries is not None:
-                    now.record.cut_entries += int(reads.entries.sum())
+                cut = (now.layers[n].cut for n in alike)
+                entries = [one.entries for one in cut if one is not None and one.entries is not None]
+                now.record.cut_entries += sum(int(each.sum()) for each in entries)
                 after, at = (now.machine.move(at, now.tiers[layer], "device"), *after), None
-        op = self.op(now.plan, this.asked, now.step, layer, at, reads)
-        this.maintained = ticket = now.machine.submit(op, after=after)
+        op = self.op(now.plan, this.asked, now.step, layer, at, this.cut)
+        ticket = now.machine.submit(op, after=after)
+        # Layers that are alike are answered alike.
+        for n in alike or (layer,):
+            now.layers[n].maintained = ticket
         return ticket
 
     @staticmethod
     def _absent(asked: Maintenance, rows: int) -> BlockRows | None:
-        """Returns the clusters that no query has brought."""
+        """Returns the clusters that no query has brought; None: there are none."""
+        if not asked:
+            return None
         if isinstance(asked, Regroup):
             return asked.read
         absent = [(split.row, split.block) for split in asked if split.read]
@@ -200,7 +207,7 @@ class MaintainClusters:
         return ()
 
 
-class PassOnRest:
+class PassOnRest(OfLayersAlike):
     """The rest of a layer whose projections have been done."""
 
     worker: Worker = "processor"

@@ -9,7 +9,7 @@ from kvferry.machine.ops import Bookkeep, Extents, Reconstruct, Retrieve, Select
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
-from kvferry.pipelines.decoding.stage_kind import After, Worker
+from kvferry.pipelines.decoding.stage_kind import After, OfLayersAlike, Worker
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.pipelines.decoding.updates import changed_blocks
 from kvferry.policies.decode.ranked import Ranked
@@ -17,7 +17,7 @@ from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.upkeep import Update
 
 
-class ChooseBlocks:
+class ChooseBlocks(OfLayersAlike):
     """Scores KV blocks and answers with the ones that attention wants."""
 
     worker: Worker = "processor"
@@ -85,7 +85,7 @@ def wanted_blocks(now: DecodeState, layer: int) -> tuple[BlockRows, np.ndarray |
     return wanted, ranked.tokens if wanted is blocks else now.kept.tokens_of(layer, wanted)
 
 
-class LookUp:
+class LookUp(OfLayersAlike):
     """The host finds what is in memory already, and where the rest goes."""
 
     worker: Worker = "processor"
@@ -97,16 +97,15 @@ class LookUp:
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         this = now.layers[layer]
-        first = this.first_alike
-        if first == layer:
+        alike = now.alike(layer)
+        if alike:
             self._look_up(now, layer)
-        else:
-            like = now.layers[first]
-            this.found, this.block_tokens = like.found, like.block_tokens
-            this.tokens, this.brought = like.tokens, like.brought
+            for other in (now.layers[n] for n in alike[1:]):
+                other.found, other.block_tokens = this.found, this.block_tokens
+                other.tokens, other.brought = this.tokens, this.brought
         found = this.found
         assert found is not None
-        now.record.looked_up(found, this.brought)
+        now.record.looked_up(found, this.brought, len(alike))
         blocks = found.wanted.ids.size if now.away(layer) else 0
         return now.machine.submit(self.op(now.plan, blocks), after=after)
 
@@ -158,7 +157,7 @@ class Compare:
         return prices.work(self.op(plan, plan.sequences * plan.blocks_per_selection if away else 0))
 
 
-class BringMissing:
+class BringMissing(OfLayersAlike):
     """Chosen blocks that are not there yet move to the processor's memory."""
 
     worker: Worker = "mover"
@@ -170,9 +169,14 @@ class BringMissing:
         reads = now.to_read(layer)
         if not now.away(layer):
             return now.there(layer, after)
-        now.record.reads(reads)
+        now.record.reads(now.layers[n].reads for n in now.alike(layer))
         missing = Extents(*self._with_newest(now, layer, reads))
         return now.machine.move(missing, now.tiers[layer], "device", after=(*after, *this.arriving))
+
+    def moved(self, now: DecodeState, layer: int) -> Ranges | None:
+        reads = now.layers[layer].reads
+        assert reads is not None
+        return self._with_newest(now, layer, reads)
 
     @staticmethod
     def _with_newest(now: DecodeState, layer: int, reads: Reads) -> Ranges:
@@ -189,14 +193,14 @@ class BringMissing:
         return prices.move(prices.missing, prices.plan.layout.stride_bytes, prices.tier, "device")
 
 
-class SwapIn:
+class SwapIn(OfLayersAlike):
     """Brings what is likely of a layer into memory before its query says what it wants (DynaKV 6.1)."""
 
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         coming, now.coming = now.coming, None
-        if coming is None and now.layers[layer].first_alike == layer:
+        if coming is None and now.alike(layer):
             self._choose(now, layer)
         return coming or self._move(now, layer, after) or (after[0] if after else now.done())
 
@@ -220,8 +224,12 @@ class SwapIn:
         reads = now.layers[layer].swapped
         if reads is None or not now.away(layer):
             return None
-        now.record.reads(reads)
+        now.record.reads(now.layers[n].swapped for n in now.alike(layer))
         return now.machine.move(Extents(*reads.ranges), now.tiers[layer], "device", after=after)
+
+    def moved(self, now: DecodeState, layer: int) -> Ranges | None:
+        reads = now.layers[layer].swapped
+        return None if reads is None else reads.ranges
 
     def parts(self, prices: Prices) -> Parts:
         """Prices reads of blocks of the context's size: as many as there is time for."""
@@ -232,17 +240,18 @@ class SwapIn:
         return prices.move(blocks, plan.layout.stride_bytes, prices.tier, "device")
 
 
-class BringIndex:
+class BringIndex(OfLayersAlike):
     """The vectors that a layer's KV blocks are scored by come into memory: a range for each row, behind the KV."""
 
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        plan = now.plan
         if not now.away(layer):
             return after[0] if after else now.done()
-        rows = Extents(*plan.file.index_rows(layer, now.kept.stored(layer)))
-        return now.machine.move(rows, now.tiers[layer], "device", after=after)
+        return now.machine.move(Extents(*self.moved(now, layer)), now.tiers[layer], "device", after=after)
+
+    def moved(self, now: DecodeState, layer: int) -> Ranges:
+        return now.plan.file.index_rows(layer, now.kept.stored(layer))
 
     def parts(self, prices: Prices) -> Parts:
         plan = prices.plan

@@ -5,7 +5,7 @@ arithmetic. Tests hold it equal to the events.
 """
 
 from collections.abc import Generator, Iterable
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import simpy
 
@@ -14,11 +14,13 @@ from kvferry.machine.machine import Asked, MemoryPool
 from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.stage_kind import Kind, OfLayersAlike
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.sim.cost import Cost
 from kvferry.sim.foreseen_queues import ForeseenQueues
 from kvferry.sim.foresight import Foresight
+from kvferry.sim.storage_curve import PricedRead
 from kvferry.specs.tier import Tier
 
 
@@ -26,6 +28,15 @@ def foreseeable_by_stages(plan: DecodePlan, foresight: Foresight) -> bool:
     """Returns whether steps of this plan can be worked out stage by stage: all KV lies on storage throughout, and no
     work slows down because of work handed over after it."""
     return foresight.beside == foresight.reads_beside == 1 and {*plan.tiers, *plan.last_tiers} == {"storage"}
+
+
+class Handed(NamedTuple):
+    """Work that a stage has handed over: an op, and what it takes besides its dispatch, or a batch of the storage."""
+
+    label: str
+    took_s: float
+    n_bytes: float
+    on_storage: bool
 
 
 class ForeseenTicket(Ticket):
@@ -45,16 +56,23 @@ class ForeseenMachine:
         self.queues = ForeseenQueues(foresight.processor, foresight.storage, 1.0)
         # In this step, of ops that many layers have alike.
         self._costs: dict[Op, Cost] = {}
-        # When what comes next is handed over.
+        # When what comes next is handed over, and what the stage under way has handed over.
         self.handed_over_s = env.now
+        self.handed = list[Handed]()
 
     def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket:
         processor = self._seen.processor
         answer, cost = self._seen.answer(op), self._cost(op)
         # The rest of it, once it was dispatched.
         cost_s = processor.dispatch_s + cost.duration_s - processor.dispatch_s
-        end_s = self.queues.op(op.label, self._begin_s(asked.get("after", ())), cost_s, cost.n_bytes)
-        return ForeseenTicket(self.env, answer, end_s)
+        self.handed.append(work := Handed(op.label, cost_s, cost.n_bytes, False))
+        return ForeseenTicket(self.env, answer, self.queued(work, self._begin_s(asked.get("after", ()))))
+
+    def queued(self, work: Handed, begin_s: float) -> float:
+        """Returns when work ends that may begin then, behind all before it."""
+        label, took_s, n_bytes, on_storage = work
+        queued = self.queues.batch if on_storage else self.queues.op
+        return queued(label, begin_s, took_s, n_bytes)
 
     def _cost(self, op: Op) -> Cost:
         if op.answer is not None:
@@ -75,8 +93,9 @@ class ForeseenMachine:
         if "storage" not in (source, to):
             # The memory is one: what is to be copied is there already.
             return ForeseenTicket(self.env, None, begin_s)
-        for label, took_s, n_bytes in storage.batches(what, writes=to == "storage"):
-            begin_s = self.queues.batch(label, begin_s, took_s, n_bytes)
+        for batch in storage.batches(what, writes=to == "storage"):
+            self.handed.append(work := Handed(*batch, True))
+            begin_s = self.queued(work, begin_s)
         return ForeseenTicket(self.env, None, begin_s)
 
     def memory_of(self, tier: Tier) -> MemoryPool:
@@ -91,30 +110,84 @@ class ForeseenMachine:
         return begin_s
 
 
+class _Staged(NamedTuple):
+    """A stage of a step. ``after`` and ``others`` are places in the list of stages: what it waits for, and the same
+    stage of layers behind that are alike."""
+
+    kind: Kind
+    layer: int
+    after: list[int]
+    awaited: bool
+    others: list[int]
+
+
 class StagedSteps:
     """The steps of a batch after prefill, each worked out when it begins. Of the layers the first `kinds` are told
-    apart, and those behind are each like one of them."""
+    apart, and those behind are each like one of them: they repeat its work, but for what they read."""
 
     def __init__(self, now: DecodeState, foresight: Foresight, kinds: int) -> None:
         now.tell_apart(kinds)
         machine = now.machine
-        self._now, self._env = now, machine.env
+        self._now, self._env, self._storage = now, machine.env, foresight.storage
         now.machine = self._machine = ForeseenMachine(machine.env, foresight, machine.memory_of)
         stages = now.plan.stages
         place = {stage.key: n for n, stage in enumerate(stages)}
-        self._stages = [(KINDS[s.kind], s.layer, [place[key] for key in s.after], s.awaited) for s in stages]
+        self._stages = [
+            _Staged(
+                KINDS[s.kind],
+                s.layer,
+                [place[key] for key in s.after],
+                s.awaited,
+                [place[s.kind, other] for other in now.alike(s.layer)[1:] if (s.kind, other) in place],
+            )
+            for s in stages
+        ]
 
     def step(self) -> Generator[simpy.Event, None, None]:
         """Returns a SimPy process of one step: it waits for its end, when all that is over is on record."""
         now, machine, under_way = self._now, self._machine, list[Ticket]()
         machine.begin()
-        for kind, layer, after, awaited in self._stages:
-            ticket = kind.begin(now, layer, tuple([under_way[n] for n in after]))
+        repeated = dict[int, list[Handed | PricedRead]]()
+        for n, (kind, layer, after, awaited, others) in enumerate(self._stages):
+            before = [under_way[m] for m in after]
+            if (works := repeated.get(n)) is None:
+                machine.handed = []
+                ticket = kind.begin(now, layer, tuple(before))
+                # What is noted is begun layer by layer.
+                if others and now.notes is None and isinstance(kind, OfLayersAlike):
+                    repeated |= self._repeated(kind, others, machine.handed)
+            else:
+                after_s = max([one.end_s or 0.0 for one in before], default=0.0)
+                ticket = ForeseenTicket(self._env, None, self._again(works, after_s))
             under_way.append(ticket)
-            end_s = ticket.end_s or 0.0
             if awaited:
                 now.awaits(ticket)
-                machine.handed_over_s = max(machine.handed_over_s, end_s)
+                machine.handed_over_s = max(machine.handed_over_s, ticket.end_s or 0.0)
         now.awaits(under_way[-1])
-        yield at(self._env, end_s)
+        yield at(self._env, under_way[-1].end_s or 0.0)
         machine.queues.record(self._env.now)
+
+    def _repeated(
+        self, kind: OfLayersAlike, others: list[int], works: list[Handed]
+    ) -> dict[int, list[Handed | PricedRead]]:
+        """Returns the work of the same stage of other layers, by its place; none where it has to be begun to be
+        known."""
+        if not any(work.on_storage for work in works):
+            return {n: [*works] for n in others}
+        moved = [kind.moved(self._now, self._stages[n].layer) for n in others]
+        reads = [ranges for ranges in moved if ranges is not None]
+        if works[0].label != "Read" or any(work.on_storage for work in works[1:]) or len(reads) < len(others):
+            return {}
+        priced = self._storage.priced(reads)
+        if priced is None:
+            return {}
+        return {n: [read, *works[1:]] for n, read in zip(others, priced, strict=True)}
+
+    def _again(self, works: list[Handed | PricedRead], after_s: float) -> float:
+        """Hands over works, one after the other; returns when the last ends. Nothing to do has been done before."""
+        end_s, queued = 0.0, self._machine.queued
+        for work in works:
+            if isinstance(work, PricedRead):
+                work = Handed("Read", self._storage.priced_s(work), work.n_bytes, True)
+            end_s = queued(work, max(after_s, end_s, self._machine.handed_over_s))
+        return end_s

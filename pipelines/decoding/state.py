@@ -72,12 +72,14 @@ class DecodeRecord:
         self.attendable += layers * (stored + 1)
         self.attentions += layers
 
-    def reads(self, reads: Reads) -> None:
-        """Counts the contiguous accesses of a layer's reads, where blocks are clusters."""
-        if reads.entries is not None and len(reads.entries):
-            self.accesses += len(reads.entries)
-            self.accessed += int(reads.entries.sum())
-            self.longest_access = max(self.longest_access, int(reads.entries.max()))
+    def reads(self, of_layers: Iterable[Reads | None]) -> None:
+        """Counts the contiguous accesses of layers' reads, where blocks are clusters; None: a layer reads nothing."""
+        counted = [one.entries for one in of_layers if one is not None and one.entries is not None]
+        entries = np.concatenate(counted) if counted else np.empty(0, np.int64)
+        if len(entries):
+            self.accesses += len(entries)
+            self.accessed += int(entries.sum())
+            self.longest_access = max(self.longest_access, int(entries.max()))
 
 
 class StageMachine(Protocol):
@@ -98,8 +100,6 @@ class LayerState:
     """The present step's state of a layer, and what is kept of it."""
 
     resident: Resident
-    # The first layer that is answered alike and has the same blocks: what a step finds there goes for all of them.
-    first_alike: int
     # Moves of its KV to another tier.
     arriving: tuple[Ticket, ...] = ()
     # The machine's choice, where its blocks are (None: all are on their way), and how they are read.
@@ -116,9 +116,10 @@ class LayerState:
     # The clusters of its context, and the one that each new key belongs to.
     clustered: Ticket | None = None
     assigned: Ticket | None = None
-    # Maintenance of its clusters in this step, and the work on them.
+    # Maintenance of its clusters in this step, the work on them, and reads of those that no query has brought.
     asked: Maintenance = ()
     maintained: Ticket | None = None
+    cut: Reads | None = None
 
 
 class DecodeState:
@@ -138,7 +139,10 @@ class DecodeState:
         # so that these are filled when a layer moves away.
         self._shared = self._resident("host") if roles.selector.for_all_layers else None
         residents = [self._shared or self._resident(tier) for tier in self.tiers]
-        self.layers = [LayerState(one, n) for n, one in enumerate(residents)]
+        self.layers = [LayerState(one) for one in residents]
+        # By layer, the ones that are answered alike and have the same blocks: what a step finds in the first of them
+        # goes for all.
+        self._alike = [[n] for n in range(len(residents))]
         self.step = self._skipped = 0
         # Whether the step under way is the last one, and what that leaves to be written behind which ticket.
         self.last = False
@@ -154,8 +158,13 @@ class DecodeState:
         """Only the first layers are told apart from now on, and those behind are each like one of them, in turn: of
         `kinds` kinds, and the very first by itself where something of it comes beside the output head."""
         first = int(self.plan.roles.residency.swaps)
-        for n, layer in enumerate(self.layers):
-            layer.first_alike = n if n < first else first + (n - first) % kinds
+        self._alike = [[] for _ in self.layers]
+        for n in range(len(self.layers)):
+            self._alike[n if n < first else first + (n - first) % kinds].append(n)
+
+    def alike(self, layer: int) -> Sequence[int]:
+        """Returns this layer and the ones behind that are like it; none for one that is like an earlier one."""
+        return self._alike[layer]
 
     def away(self, layer: int) -> bool:
         """A layer's KV lies outside the processor's memory."""
@@ -241,7 +250,7 @@ class DecodeState:
             _, like, of = self._read_last
             self.layers[layer].reads = reads = self.blocks.reads_like(of, like, layer)
             return reads
-        if self.layers[layer].first_alike == layer:
+        if self.alike(layer):
             places = found.wanted.places if found.slots is None else found.to_move
             for other, reads in self.reads_alike(layer, *places):
                 other.reads = reads
@@ -252,8 +261,8 @@ class DecodeState:
 
     def reads_alike(self, layer: int, rows: np.ndarray, ids: np.ndarray) -> Iterator[tuple[LayerState, Reads]]:
         """Yields layers that are like this one, with how the same blocks of each are read."""
-        alike = np.array([other for other, one in enumerate(self.layers) if one.first_alike == layer])
-        for other, reads in zip(alike.tolist(), self.blocks.reads_alike(alike, rows, ids), strict=True):
+        alike = self.alike(layer)
+        for other, reads in zip(alike, self.blocks.reads_alike(np.array(alike), rows, ids), strict=True):
             yield self.layers[other], reads
 
     def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:

@@ -37,7 +37,7 @@ def _carry_out(now: DecodeState, change: Pieces, layers: np.ndarray, tier: Tier,
 def renew(now: DecodeState, update: Update) -> None:
     """Brings copies that are kept in memory up to date."""
     for layer in range(len(update.changed)):
-        if now.layers[layer].first_alike != layer:
+        if not now.alike(layer):
             break
         changed, made = changed_blocks(update, layer), update.made[layer] if update.made else ()
         tokens = now.kept.tokens_of(layer, changed) if changed.ids.size else None

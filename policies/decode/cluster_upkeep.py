@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from kvferry.policies.decode.maintained_clusters import MaintainedClusters
+from kvferry.policies.decode.retrieved_together import MOST_TOKENS
 from kvferry.policies.decode.room import Room
 from kvferry.policies.decode.upkeep import Upkeep, new_tokens
 from kvferry.policies.ledger import Holding
@@ -35,12 +36,15 @@ class AdaptiveClusters(StaticClusters):
     When ``buffer_tokens`` wait in a row, the cluster that most of them wait for is read and split.
 
     ``most_tokens``: a cluster that would be larger is split, too, whatever its variance, and one that is larger as it
-    is made once it is retrieved; None: any size.
+    is made once it is retrieved; None: any size. ``paired_by``: two clusters of a row that a step retrieves become a
+    pair where that would have saved these last tokens more accesses than its writes cost; 0: pairs stay as the prompt
+    has them (5.1).
     """
 
     threshold: Annotated[float, Field(ge=0)] = 2.0
     buffer_tokens: Annotated[int, Field(ge=0)] = 16
     most_tokens: Annotated[int, Field(ge=1)] | None = None
+    paired_by: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 0
 
     def holdings(self, room: Room, selected: int | None) -> tuple[Holding, ...]:
         return new_tokens(room, self.buffer_tokens)
@@ -54,8 +58,16 @@ class AdaptiveClusters(StaticClusters):
             )
         if self.most_tokens is not None and self.most_tokens < 1:
             raise ValueError(f"most_tokens is 1 or more, got {self.most_tokens}")
+        if not 0 <= self.paired_by <= MOST_TOKENS:
+            raise ValueError(
+                f"paired_by is up to {MOST_TOKENS} tokens, got {self.paired_by}; 0 keeps the prompt's pairs"
+            )
 
     def start(self, context: int, block_tokens: int, layout: Any) -> MaintainedClusters:
         return MaintainedClusters(
-            layout, threshold=self.threshold, buffer_tokens=self.buffer_tokens, most_tokens=self.most_tokens
+            layout,
+            threshold=self.threshold,
+            buffer_tokens=self.buffer_tokens,
+            most_tokens=self.most_tokens,
+            paired_by=self.paired_by,
         )

@@ -1,7 +1,7 @@
 """An upkeep that clusters all tokens again now and then: what other upkeeps are measured by (DynaKV 2.3)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -57,9 +57,9 @@ class RegroupedClusters(MaintainedClusters):
         absent = BlockRows.where(there)
         return self._regroup(int(held[0].sum()) + 1, absent if absent.ids.size else None)
 
-    def maintain_like(self, layer: int, first: int) -> None:
+    def maintain_like(self, layers: Sequence[int], first: int) -> None:
         if not self._due:
-            super().maintain_like(layer, first)
+            super().maintain_like(layers, first)
 
     def maintained(self, layer: int, found: SplitParts | Clustered) -> None:
         if self._due:

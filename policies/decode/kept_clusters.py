@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -55,6 +55,16 @@ class KeysAhead(Ahead, Protocol):
         ...
 
 
+@runtime_checkable
+class BestAhead(Protocol):
+    """Tells all that a token retrieves."""
+
+    def best(self, tokens: float) -> np.ndarray:
+        """Returns bool[kinds * rows, clusters]: the best of each row, taken until they hold `tokens`, as far as any row
+        has clusters."""
+        ...
+
+
 class KeptClusters(ABC):
     """A Kept whose blocks are clusters, in `places`. Each step maintains every layer, then ``append`` sums up."""
 
@@ -83,8 +93,8 @@ class KeptClusters(ABC):
         (squared, float[rows]), and what was retrieved."""
 
     @abstractmethod
-    def maintain_like(self, layer: int, first: int) -> None:
-        """Repeats for this layer what was decided for the `first`, which has the same clusters."""
+    def maintain_like(self, layers: Sequence[int], first: int) -> None:
+        """Repeats for these layers what was decided for the `first`, which has the same clusters."""
 
     @abstractmethod
     def maintained(self, layer: int, found: SplitParts | Clustered) -> None:

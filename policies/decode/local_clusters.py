@@ -1,6 +1,6 @@
 """An upkeep that clusters new tokens among themselves, apart from what was clustered before (ClusterKV)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -66,7 +66,7 @@ class WindowedClusters(KeptClusters):
             return ()
         return Regroup(self._window_tokens, self._clusters(layer), self.places.most(layer))
 
-    def maintain_like(self, layer: int, first: int) -> None:
+    def maintain_like(self, layers: Sequence[int], first: int) -> None:
         """Nothing is decided by layers."""
 
     def maintained(self, layer: int, found: SplitParts | Clustered) -> None:

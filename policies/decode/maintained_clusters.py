@@ -1,7 +1,7 @@
 """Clusters that new keys join, over a run: which keys they take, and when they are split (DynaKV Algorithm 1)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,10 +10,12 @@ import numpy as np
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.layout import Places
 from kvferry.layouts.pieces import Pieces
-from kvferry.policies.decode.kept_clusters import KeptClusters, KeysAhead, Maintenance
+from kvferry.policies.decode.kept_clusters import BestAhead, KeptClusters, KeysAhead, Maintenance
+from kvferry.policies.decode.retrieved_together import RetrievedTogether
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.splits import Clustered, ClusterSplit, Joined, SplitParts
 from kvferry.policies.decode.upkeep import Learned, Update
+from kvferry.specs.errors import InputError
 
 # Layers, rows and blocks, place by place.
 At = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -21,6 +23,8 @@ At = tuple[np.ndarray, np.ndarray, np.ndarray]
 Retrieved = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 # Splits by layer.
 Splits = list[tuple[int, ClusterSplit]]
+# Layer, row and both blocks of clusters that are to lie beside each other.
+Pairs = list[tuple[int, int, int, int]]
 # A step's keys: the ones that join their block, the ones that wait for its split; and splits.
 Decided = tuple[At, At, Splits]
 
@@ -36,7 +40,13 @@ class MaintainedClusters(KeptClusters):
     """
 
     def __init__(
-        self, places: PlacedClusters, *, threshold: float, buffer_tokens: int, most_tokens: int | None
+        self,
+        places: PlacedClusters,
+        *,
+        threshold: float,
+        buffer_tokens: int,
+        most_tokens: int | None,
+        paired_by: int = 0,
     ) -> None:
         super().__init__(places)
         self._multiple, self._buffer_tokens = threshold, buffer_tokens
@@ -51,6 +61,12 @@ class MaintainedClusters(KeptClusters):
         self.thresholds = np.full(shape[:2], np.inf)
         self.splits = self.delayed = self.moves = self.unasked = 0
         self._decided: dict[int, Decided] = {}
+        # Pairs are made by this (None: they stay), and by layer in this step.
+        self._together = RetrievedTogether(shape, paired_by) if paired_by else None
+        nowhere = np.empty(0, np.int64)
+        if paired_by and places.partners(nowhere, nowhere) is None:
+            raise InputError("policies.paired_by: pairs of clusters take `layout: dual-head`; 0 pairs none")
+        self._pairs: dict[int, Pairs] = {}
         # Layers that a step did not decide about by themselves, and the one that they are like.
         self._alike: dict[int, int] = {}
         self._parts: dict[int, SplitParts] = {}
@@ -83,33 +99,44 @@ class MaintainedClusters(KeptClusters):
             return np.array([block in by_row[row] for row, block in pairs], bool)
 
         rows = np.arange(len(ids))
-        self._decided[layer] = decided = self.decide(np.full(len(ids), layer), rows, ids, squared, retrieved)
+        layers = np.full(len(ids), layer)
+        self._decided[layer] = decided = self.decide(layers, rows, ids, squared, retrieved)
+        if self._together is not None:
+            here = np.zeros((len(rows), self.places.room), bool)
+            here[found.wanted.places] = True
+            self._pairs[layer] = self._paired(self._together, layers, rows, here, decided[2])
         return tuple(split for _, split in decided[2])
 
-    def maintain_like(self, layer: int, first: int) -> None:
+    def maintain_like(self, layers: Sequence[int], first: int) -> None:
         for of_layers in (self.variances, self.waiting, self._waiting_in_row):
-            of_layers[layer] = of_layers[first]
+            of_layers[layers] = of_layers[first]
         for row in range(self.places.shape[1]):
-            self._flagged[layer, row] = dict(self._flags(first, row))
-        joins, waits, splits = self._decided[first]
-        joins, waits = ((np.full_like(rows, layer), rows, blocks) for _, rows, blocks in (joins, waits))
-        self._decided[layer] = joins, waits, [(layer, split) for _, split in splits]
-        self._alike[layer] = first
+            flags = self._flags(first, row)
+            for layer in layers:
+                self._flagged[layer, row] = dict(flags)
+        for layer in layers:
+            self._alike[layer] = first
 
     def maintained(self, layer: int, found: SplitParts | Clustered) -> None:
         assert isinstance(found, SplitParts)
         self._parts[layer] = found
 
     def append(self, learned: Learned) -> Update:
-        changes, decided = list[Pieces](), [self._decided.pop(layer) for layer in range(self.places.shape[0])]
+        layers = range(self.places.shape[0])
+        changes, decided = list[Pieces](), [self._decided[self._alike.get(layer, layer)] for layer in layers]
         for layer, (_, _, splits) in enumerate(decided):
             if splits:
-                changes += self.carry_out(splits, self._parts.pop(layer))
-        joins = [joins for joins, _, _ in decided if len(joins[0])]
+                changes += self.carry_out([(layer, split) for _, split in splits], self._parts.pop(layer))
+        pairs = [self._pairs.get(self._alike.get(layer, layer), []) for layer in layers]
+        changes += [self.places.pair(layer, *pair) for layer, of_layer in enumerate(pairs) for _, *pair in of_layer]
+        joins = [(layer, rows, blocks) for layer, ((_, rows, blocks), _, _) in enumerate(decided) if len(rows)]
         if joins and not self.places.like.moves:
             # All layers at once: none gets in another one's way.
-            joins = [tuple(np.concatenate(of) for of in zip(*joins, strict=True))]  # type: ignore[list-item]
-        changes += [self.places.grow(*of_layers) for of_layers in joins]
+            at, of_rows, of_blocks = zip(*joins, strict=True)
+            each = np.repeat(at, [len(rows) for rows in of_rows])
+            changes.append(self.places.grow(each, np.concatenate(of_rows), np.concatenate(of_blocks)))
+        else:
+            changes += [self.places.grow(np.full_like(rows, layer), rows, blocks) for layer, rows, blocks in joins]
         joined, made, changed = list[list[Joined]](), list[list[tuple[int, int]]](), list[BlockRows]()
         for layer, ((_, rows, blocks), (_, late_rows, late), splits) in enumerate(decided):
             if (first := self._alike.get(layer)) is not None:
@@ -121,8 +148,11 @@ class MaintainedClusters(KeptClusters):
             waits = [Joined(row, block, True) for row, block in zip(late_rows.tolist(), late.tolist(), strict=True)]
             joined.append([*(Joined(row, block) for row, block in places), *waits])
             made.append([part for _, split in splits for part in split.parts])
-            changed.append(BlockRows.of(places, self.places.shape[1]))
+            again = [(row, block) for _, row, *both in pairs[layer] for block in both]
+            changed.append(BlockRows.of({*places, *again}, self.places.shape[1]))
         self._alike.clear()
+        self._decided.clear()
+        self._pairs.clear()
         return Update(changed=changed, joined=joined, made=made, changes=Pieces.in_turns(changes))
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
@@ -143,6 +173,13 @@ class MaintainedClusters(KeptClusters):
             tokens_of, variances = (np.repeat(of, times, axis=0) for of in (parts.tokens, parts.variances))
             everywhere = [(int(layer), split) for of, split in splits for layer in alike[of]]
             self.carry_out(everywhere, SplitParts(tokens_of, variances, leaves))
+            if self._together is not None:
+                assert isinstance(keys, BestAhead)
+                best = keys.best(wanted(stored + token))
+                here = np.pad(best, ((0, 0), (0, self.places.room - best.shape[1])))
+                for kind, *pair in self._paired(self._together, *of_kinds, here, splits):
+                    for layer in alike[kind]:
+                        self.places.pair(int(layer), *pair)
             if len(joins[0]):
                 each = [len(alike[of]) for of in joins[0]]
                 of_layers = np.concatenate([alike[of] for of in joins[0]])
@@ -150,6 +187,8 @@ class MaintainedClusters(KeptClusters):
         kinds = np.arange(layers) % keys.kinds
         self.variances, self.waiting = self.variances[kinds], self.waiting[kinds]
         self._waiting_in_row = self._waiting_in_row[kinds]
+        if self._together is not None:
+            self._together.bits = self._together.bits[kinds]
         for layer, row in np.ndindex(layers, rows):
             self._flagged[layer, row] = dict(self._flags(int(kinds[layer]), row))
         self.splits = self.delayed = self.moves = 0
@@ -188,6 +227,20 @@ class MaintainedClusters(KeptClusters):
                 reads.append((layer, row, own))
         self.unasked += sum(int(self.places.tokens_of(*of)) for of in reads)
         return _those(place, joins), _those(place, waits), self._beside(splits, retrieved)
+
+    def _paired(
+        self, together: RetrievedTogether, layers: np.ndarray, rows: np.ndarray, here: np.ndarray, splits: Splits
+    ) -> Pairs:
+        """Returns pairs that clusters are to make which are `here`, in memory, bool[n, blocks], and are not split in
+        this step."""
+        together.see(layers, rows, here)
+        partner = self.places.partners(layers, rows)
+        assert partner is not None
+        whole, at = here.copy(), layers * self.places.shape[1] + rows
+        for layer, split in splits:
+            whole[at == layer * self.places.shape[1] + split.row, split.block] = False
+        found = together.pairs(layers, rows, whole, partner)
+        return [(int(layers[n]), int(rows[n]), one, other) for n, one, other in found]
 
     def _beside(self, splits: Splits, retrieved: Retrieved) -> Splits:
         """Returns the splits with the blocks that may pair with each new part and are wanted with it."""
@@ -287,6 +340,8 @@ class MaintainedClusters(KeptClusters):
             new, change = self.places.split(*place, stay, leave, leaves, split.beside)
             assert new == split.new, (new, split)
             self.variances[layer, split.row, new] = variances[1]
+            if self._together is not None:
+                self._together.split(layer, split.row, split.block, new)
             self.splits += 1
             changes.append(change)
         return changes

@@ -478,7 +478,8 @@ def test_extents_never_overlap_and_bytes_come_back(
     for _ in range(data.draw(st.integers(0, 25), "steps")):
         place = data.draw(st.sampled_from(sorted(file.held)), "place")
         tokens = len(file.held[place])
-        action = data.draw(st.sampled_from(["append", "append", "split", "open"]), "action")
+        action = data.draw(st.sampled_from(["append", "append", "split", "open", "pair"]), "action")
+        beside = sorted(other for of, row, other in file.held if (of, row) == place[:2] and other != place[2])
         if action == "split" and tokens > 1:
             came = data.draw(st.integers(0, 2), "came")
             leaves = np.array(
@@ -490,6 +491,12 @@ def test_extents_never_overlap_and_bytes_come_back(
             new, change = blocks.split(*place, len(whole) - leave, leave, leaves if known else None)
             file.held[place] = [one for one, goes in zip(whole, leaves, strict=True) if not goes]
             file.held[place[0], place[1], new] = [one for one, goes in zip(whole, leaves, strict=True) if goes]
+        elif action == "pair" and kind is DualHeadLayout and beside:
+            other = data.draw(st.sampled_from(beside), "other")
+            change = Pieces.none(unit)
+            if blocks.partners(np.array([place[0]]), np.array([place[1]]))[0, other] != place[2]:
+                change = blocks.pair(*place, other)
+                assert blocks.partners(np.array([place[0]]), np.array([place[1]]))[0, other] == place[2]
         elif action == "open":
             new, change = blocks.open(place[0], place[1], 2)
             file.held[place[0], place[1], new] = file.fresh(2)

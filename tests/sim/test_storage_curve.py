@@ -201,6 +201,52 @@ def test_what_waits_for_other_work_holds_up_what_is_behind_it() -> None:
     assert world.ends_s(waiting, behind) == pytest.approx([1.001, 1.001])
 
 
+# In blocks of 1 KiB: one takes 1 ms, four 2 ms, at any depth.
+KIB = 1024
+IN_BLOCKS = {
+    "block_bytes": KIB,
+    "read": (CurveRow(depth=1, block_bytes=(KIB, 4 * KIB), bytes_per_s=(1.024e6, 2.048e6)),),
+}
+
+
+def priced(storage: CurveStorage, *many: tuple[np.ndarray, np.ndarray]) -> list[tuple[float, float]]:
+    """Seconds and bytes of reads that come one after the other."""
+    found = storage.priced(many)
+    assert found is not None
+    return [(storage.priced_s(one), one.n_bytes) for one in found]
+
+
+def test_several_reads_are_priced_in_one_call() -> None:
+    """Of one block and four, of four and four, and of one: 3, 4 and 1 ms."""
+    storage = CurveStorage(simpy.Environment(), spec(**IN_BLOCKS, queue_depth=2), lambda span: None)
+    # Blocks begin at multiples of 1 KiB.
+    many = [(of.arrays[0] & -KIB, of.arrays[1]) for of in (apart(KIB, 4 * KIB), apart(4 * KIB, 4 * KIB), apart(KIB))]
+    assert priced(storage, *many) == [
+        (pytest.approx(3e-3), 5120.0),
+        (pytest.approx(4e-3), 8192.0),
+        (pytest.approx(1e-3), 1024.0),
+    ]
+    # Extents of one read that lie against each other are one command, those of two reads are not.
+    against, behind = (np.arange(4) * KIB, np.full(4, KIB)), (np.array([4 * KIB]), np.array([KIB]))
+    assert priced(storage, against, behind) == [(pytest.approx(2e-3), 4096.0), (pytest.approx(1e-3), 1024.0)]
+    further = np.array([5 * KIB]), np.array([KIB])
+    assert priced(storage, behind, further) == [(pytest.approx(1e-3), 1024.0)] * 2
+    # Beyond the table of sizes: 1,000 blocks, at the rate of four, and one.
+    long = np.array([0, 2000 * KIB]), np.array([1000 * KIB, KIB])
+    assert priced(storage, long, behind)[0] == (pytest.approx(0.501), 1001 * 1024.0)
+    assert storage.priced([behind, (np.array([0]), np.array([0]))]) is None
+
+
+def test_reads_that_are_priced_together_miss_the_map_as_they_come() -> None:
+    table = MapSpec(covers_bytes=1000 * KIB, miss_s=1e-3)
+    storage = CurveStorage(simpy.Environment(), spec(**IN_BLOCKS, map=table, queue_depth=2), lambda span: None)
+    one = np.array([KIB])
+    mixed = np.array([0, 2 * KIB]), np.array([KIB, 4 * KIB])
+    # Up to 1 KiB all entries are there; from 0 to 4,000 KiB a quarter.
+    found = priced(storage, (np.array([0]), one), (np.array([3999 * KIB]), one), mixed)
+    assert [took_s for took_s, _ in found] == pytest.approx([1e-3, 1.75e-3, 4.5e-3])
+
+
 def test_the_map_costs_nothing_until_accesses_spread_beyond_it() -> None:
     world = World(spec(map=MapSpec(covers_bytes=1e6, miss_s=1e-3)))
     near = world.storage.read(Extents((0, 900_000), (1 * KB, 1 * KB)))

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 from kvferry.backends.live.engine.display import LiveDisplay
 from kvferry.backends.live.engine.environment import WallClockEnvironment
@@ -64,6 +64,15 @@ class ByteStore(Protocol):
 
     def read(self, extents: Extents) -> Data: ...
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None: ...
+
+
+@runtime_checkable
+class LikeDevice(ByteStore, Protocol):
+    """A file that stands for another device, whose blocks are larger than its own."""
+
+    def write(self, extents: Extents, data: bytes | bytearray | memoryview, *, parts_read: bool = False) -> None: ...
+    def read_first(self, extents: Extents) -> Extents | None: ...
+    def device_bytes(self, extents: Extents) -> int: ...
 
 
 class Switchboard(Protocol):
@@ -189,8 +198,21 @@ class LiveMachine:
         storage = _needed(self.storage, "a storage file")
         source = _needed(self._source, "a source, of what is to be written")
 
+        if not isinstance(storage, LikeDevice):
+            return self._store(
+                lambda inputs: storage.write(extents, source(extents, request, inputs)),
+                "Write",
+                extents,
+                after,
+                request,
+            )
+        device, after = storage, tuple(after)
+        if (parts := device.read_first(extents)) is not None:
+            # One thread serves the storage, so that the write comes behind it.
+            self._store(lambda _: device.read(parts).release(), "Read", parts, after, request)
+
         def call(inputs: Sequence[Any]) -> None:
-            storage.write(extents, source(extents, request, inputs))
+            device.write(extents, source(extents, request, inputs), parts_read=True)
 
         return self._store(call, "Write", extents, after, request)
 
@@ -202,7 +224,8 @@ class LiveMachine:
         after: Iterable[Ticket],
         request: int | None,
     ) -> Ticket:
-        return self._storing.do(call, after, n_bytes=extents.n_bytes, label=label, request=request)
+        n_bytes = self.storage.device_bytes(extents) if isinstance(self.storage, LikeDevice) else extents.n_bytes
+        return self._storing.do(call, after, n_bytes=n_bytes, label=label, request=request)
 
     def copy(
         self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None

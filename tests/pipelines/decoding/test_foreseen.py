@@ -130,6 +130,7 @@ def test_they_are_equal(settings: tuple[str, ...], foreseen: list[int], monkeypa
         ("system=dynakv",),
         ("system=dynakv", "policies.page_buffers=4", "policies.buffer_tokens=2", "device.storage.merges=false"),
         ("system=dynakv", "policies.layout=cluster-by-cluster", "policies.residency=whole-cache"),
+        ("system=dynakv", "policies.paired_by=8", "policies.selected_share=0.4"),
         (
             "system=dynakv",
             "policies.layout=cluster-pools",

@@ -238,10 +238,15 @@ def test_the_file_takes_as_long_as_another_device_would(tmp_path: Path, monkeypa
         # Blocks of 512 B: the two that are written in part are read first, then written, each time as one command.
         storage.write(Extents((4000,), (200,)), bytes(200))
         assert slept.pop() == pytest.approx(0.25 + 0.001024 + 0.25 + 0.001024)
+        first = storage.read_first(Extents((4000,), (200,)))
+        assert first is not None and list(first) == [(3584, 512), (4096, 512)]
+        assert storage.device_bytes(Extents((4000,), (200,))) == 1024
+        storage.write(Extents((4000,), (200,)), bytes(200), parts_read=True)
+        assert slept.pop() == pytest.approx(0.25 + 0.001024)
         # One clock tick later than the profile says.
         monkeypatch.setattr(paced_storage, "perf_counter", iter([0.0, 9.0]).__next__)
         storage.read(Extents((0,), (4096,)))
-        assert (storage.batches, storage.late, slept) == (4, 1, [])
+        assert (storage.batches, storage.late, slept) == (5, 1, [])
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,35 @@ def test_the_simulator_does_to_clusters_what_the_real_run_did(tmp_path: Path, sy
     assert found[0] == found[1]
     moves = [Counter(span.label for span in run.spans if span.resource == "storage") for run in (live, simulated)]
     assert moves[1]["Write"] == moves[0]["Write"] > 0
-    # Each of these writes covers blocks in part: a read of its own here, within the write there.
+    # Each of these writes covers blocks in part: a read of its own here, within the write of a real disk.
     assert moves[1]["Read"] == moves[0]["Read"] + moves[0]["Write"]
     assert (found[0][1] is None) == (system == "no-cluster")
     if system != "no-cluster":
         # Other keys make other clusters.
         generated = scenario(system, backend="sim", live=None)
         assert metrics_for(generated, run_scenario(generated))["read_bytes"] != figures[1]["read_bytes"]
+
+
+@pytest.mark.parametrize("paired_by", [0, 8])
+def test_a_file_that_stands_for_a_device_moves_what_the_modelled_one_does(tmp_path: Path, paired_by: int) -> None:
+    """In whole blocks of the device, with a read before each write that covers some in part; where pairs are made anew,
+    too."""
+    path, both = tmp_path / "keys.npz", {"device": {"storage": "ufs-4.0"}, "policies": {"paired_by": paired_by}}
+    live = run_scenario(scenario("dynakv", **both, live={"paced": True, "record_keys": str(path)}))
+    simulated = run_scenario(
+        scenario("dynakv", **both, backend="sim", live=None, workload={"recorded_keys": str(path)})
+    )
+    # What is written behind the last token may have been told of or not.
+    moves = [
+        sorted(
+            (span.label, span.n_bytes)
+            for span in run.spans
+            if span.resource == "storage" and span.start_s < run.requests[0].token_times_s[-1]
+        )
+        for run in (live, simulated)
+    ]
+    assert moves[0] == moves[1]
+    assert {label for label, _ in moves[0]} == {"Read", "Write"}
 
 
 def test_a_recording_that_is_too_short_is_refused(tmp_path: Path) -> None:
