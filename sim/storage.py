@@ -64,13 +64,9 @@ class Storage(WorkQueue):
         lane = self._lanes[0]
         while lane and not lane[0].queued:
             lane.popleft()
-        if lane and not lane[0].awaited and self._may_begin(cast(Batch, lane[0])):
+        if lane and not lane[0].awaited and self._takes(lane[0]):
             return lane.popleft()
         return None
-
-    def _may_begin(self, batch: Batch) -> bool:
-        """Whether the device takes this batch now, a server being free."""
-        return True
 
     def _map_miss_s(self, offsets: np.ndarray, lengths: np.ndarray) -> float:
         """What each of these commands, which ascend, waits for the mapping table, on average."""

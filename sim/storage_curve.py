@@ -136,8 +136,8 @@ class CurveStorage(Storage):
         self.curves = StorageCurves(spec)
         self._reading, self._writing = directions[0], directions[-1]
 
-    def _may_begin(self, batch: Batch) -> bool:
-        return self._direction(batch).batch is None
+    def _takes(self, work: TimedWork) -> bool:
+        return self._direction(cast(Batch, work)).batch is None
 
     def _begin(self, work: TimedWork) -> None:
         batch, now = cast(Batch, work), self.env.now

@@ -35,6 +35,7 @@ from kvferry.policies.ledger import Ledger
 from kvferry.sim.access import Access, Accesses
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS, shared
+from kvferry.sim.environment import Environment
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.errors import pick
@@ -56,7 +57,7 @@ class SimWorld(WholeWorld):
         self._given = inputs
         self.between_turns = ModelledKv(inputs.found)
         self.arrived: list[Request] = []
-        env = simpy.Environment()
+        env = Environment()
         self._accesses = accesses = Accesses(env)
         self._switchboard = Switchboard(env, accesses)
         # Of what the device does, what is noted, and since when; None: nothing.

@@ -1,6 +1,6 @@
 """What a device hears of a cloud about one request, and what it makes of silence and of a peer that is gone."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import simpy
@@ -108,7 +108,19 @@ class Conversation:
             self.leave()
             return self.coming
 
-        def came(time_s: float, token: Any) -> None:
+        def came(times_s: Sequence[float], tokens: Sequence[Any]) -> None:
+            wanted = story.tokens - len(answer.came_s)
+            known = story.text is None and not self.coming.triggered
+            if known and len(tokens) <= wanted and tokens.count(None) == len(tokens):
+                # Modelled tokens, which say nothing: none of them need be looked at.
+                answer.came_all(times_s, tokens)
+                if len(answer.came_s) == story.tokens:
+                    self._ends(answer)
+                return
+            for time_s, token in zip(times_s, tokens, strict=True):
+                came_one(time_s, token)
+
+        def came_one(time_s: float, token: Any) -> None:
             if self.coming.triggered:
                 # Nobody has asked for it; whatever follows would be kept until the stream ends.
                 self.leave()
@@ -173,9 +185,9 @@ class Conversation:
         said: Message | None = None
         stray = 0
 
-        def strayed(_: float, __: Any) -> None:
+        def strayed(_: Sequence[float], tokens: Sequence[Any]) -> None:
             nonlocal stray
-            stray += 1
+            stray += len(tokens)
             if stray > self._story.output and not self._left:
                 self._happened(f"{self._peer} sends tokens before its answer, more than an answer has")
                 self.leave()

@@ -30,6 +30,12 @@ class SpeedController:
         due_s = self.first_s + self.pace_s * n
         return max(due_s, self.known_s) if n else due_s
 
+    def slots_s(self, first: int, tokens: int) -> list[float]:
+        """The same of this many tokens, from a number behind the first on."""
+        first_s, pace_s, known_s = self.first_s, self.pace_s, self.known_s
+        slots_s = [first_s + pace_s * n for n in range(first, first + tokens)]
+        return slots_s if slots_s and slots_s[0] >= known_s else [max(due_s, known_s) for due_s in slots_s]
+
     def own_from(
         self, came_s: Sequence[float], tokens: int, ready_s: float, tpot_s: float, ended_s: float | None = None
     ) -> tuple[int, float]:
@@ -41,6 +47,9 @@ class SpeedController:
         clear that no more would come; None: all came.
         """
         late_s = 0.0
+        if 0 < tokens <= len(came_s) and max(came_s) <= ready_s:
+            # As it goes where nothing goes wrong: all of them are there before the device's own first one.
+            return tokens, late_s
         for n in range(tokens):
             own_s, due_s = ready_s + tpot_s * n + late_s, self.slot_s(n)
             if n < len(came_s) and came_s[n] <= max(own_s, due_s) + _ROUNDING_S:
