@@ -34,6 +34,8 @@ class Storage(WorkQueue):
         self._map = spec.map
         # What was asked for so far lies between these.
         self._lowest, self._highest = np.inf, -np.inf
+        # What was moved last, and its commands: a model is read again and again.
+        self._last: tuple[Extents, tuple[np.ndarray, np.ndarray]] | None = None
 
     def read(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         return self._move("Read", extents, after, request)
@@ -54,7 +56,9 @@ class Storage(WorkQueue):
         return Extents(begins, ends - begins)
 
     def _move(self, label: str, extents: Extents, after: Iterable[Ticket], request: int | None) -> Ticket:
-        offsets, lengths = commands_of(extents, self.spec)
+        if self._last is None or self._last[0] is not extents:
+            self._last = extents, commands_of(extents, self.spec)
+        offsets, lengths = self._last[1]
         batch = Batch(self.env, self, float(lengths.sum()), label, request, None)
         batch.offsets, batch.lengths = offsets, lengths
         batch.writes = label == "Write"

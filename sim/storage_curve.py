@@ -88,7 +88,7 @@ class StorageCurves:
         if not n:
             return 0.0
         # Usually all lengths are equal, and one look-up is enough.
-        if lengths.min() == lengths.max():
+        if n == 1 or lengths.min() == lengths.max():
             return self.equal_s(n, int(lengths[0]), writes, extra_s)
         return float(self._commands_s(lengths, min(n, self._depth), writes).sum() + n * extra_s)
 
