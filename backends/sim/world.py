@@ -85,7 +85,9 @@ class SimWorld(WholeWorld):
             # What was recorded is the device's; others draw from seeds of their own.
             parts = parts_for(_with_own_seed(one), one.need, inputs if one.name == DEVICE else Inputs())
             told = tell_of(one.name, tell)
-            access = self._cells.access(0, told) if self._cells is not None and one.name == DEVICE else None
+            access = None
+            if one.name == DEVICE and self._cells is not None and self._assist is not None:
+                access = self._cells.access(self._assist.cell_of(0), told)
             machine = self._made(one, parts, env, told, access)
             self._machines[one.name] = machine
             if one.name == DEVICE:
