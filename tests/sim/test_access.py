@@ -92,7 +92,7 @@ def test_a_stream_is_there_with_its_last_part() -> None:
     stream.put("two")
     stream.end()
     came_s: list[float] = []
-    env.run(until=board.open("phone", "cloud").receive(lambda time_s, part: came_s.append(time_s)))
+    env.run(until=board.open("phone", "cloud").receive(lambda times_s, parts: came_s.extend(times_s)))
     assert env.now == pytest.approx(0.21) and came_s == pytest.approx([0.11, 0.21])
 
 

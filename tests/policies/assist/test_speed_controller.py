@@ -1,5 +1,6 @@
 """What a user sees of tokens from a cloud and from the device, as an answer is shown in the modelled world."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -52,6 +53,40 @@ def test_where_it_is_clear_that_none_will_come_no_slot_is_waited_for() -> None:
     # Ready at 1.5; the end is known at 1.2, or at 2.
     assert controller.own_from([1.0], 3, 1.0, 0.5, 1.2) == (1, 0.0)
     assert controller.own_from([1.0], 3, 1.0, 0.5, 2.0) == (1, 0.5)
+
+
+@given(
+    st.lists(st.floats(0, 3), min_size=1, max_size=20),
+    st.floats(0, 2),
+    st.sampled_from([-math.inf, 0.5, 9.0]),
+    st.integers(0, 20),
+)
+def test_tokens_that_are_told_together_are_shown_as_one_by_one(
+    waits_s: list[float], pace_s: float, known_s: float, before: int
+) -> None:
+    came_s: list[float] = np.cumsum(waits_s).tolist()
+    found = []
+    for together in (False, True):
+        env = simpy.Environment()
+        answer = Answer(SimDisplay(env))
+        answer.began(came_s[0], None)
+        for n in range(1, len(came_s)):
+            if n == before:
+                answer.paced(pace_s, known_s)
+            if not together or n < before:
+                answer.came(came_s[n], None)
+        if together and before < len(came_s):
+            answer.came_all(came_s[max(1, before) :], [None] * len(came_s[max(1, before) :]))
+        answer.ended(came_s[-1], cut=False)
+        found.append((env.run(until=answer.shown()).tolist(), answer.came_s, len(answer.following.pieces)))
+    assert found[0] == found[1]
+
+
+def test_own_tokens_begin_behind_the_clouds_where_all_of_these_are_there_first() -> None:
+    # At 5 s the device has its own first one: the three before are shown, and its own fourth 3 s on.
+    assert SpeedController(1.0, 2.0).own_from([1.0, 2.0, 3.0], 3, 5.0, 1.0) == (3, 0.0)
+    # The third comes at 6.5 s, due at 5; the device would have its own at 5 + 2: it is shown, and delays nothing.
+    assert SpeedController(1.0, 2.0).own_from([1.0, 2.0, 6.5], 3, 5.0, 1.0) == (3, 0.0)
 
 
 def shown_of(smoothing: Smoothing, late_s: np.ndarray) -> np.ndarray:
