@@ -81,8 +81,8 @@ class Channel(Protocol):
 
         Where the message is a stream, `each` is told every part in order before the event fires: in wall time as the
         part arrives; in the modelled world, where streams cross by arithmetic, of all together when the stream has
-        ended, with when each part arrived. It is called where processes run. `patience_s`: fails with ChannelStalled once neither a
-        message nor a part has come for so long.
+        ended, with when each part arrived. It is called where processes run. `patience_s`: fails with ChannelStalled
+        once neither a message nor a part has come for so long.
         """
         ...
 

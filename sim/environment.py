@@ -1,4 +1,4 @@
-"""SimPy's environment with its inner loop in one piece: worlds of thousands of devices have a hundred million events."""
+"""SimPy's environment with its inner loop in one piece: worlds of many devices have a hundred million events."""
 
 from collections.abc import Callable
 from heapq import heappop

@@ -1,7 +1,6 @@
 """Storage: batches of byte ranges, read and written in the order they were handed over."""
 
 from collections.abc import Iterable
-from typing import cast
 
 import numpy as np
 import simpy

@@ -20,7 +20,8 @@ def told(env: simpy.Environment) -> list[tuple[float, str]]:
         return "over"
 
     def second(of: simpy.Process) -> Generator[simpy.Event, Any, None]:
-        said.append((env.now, (yield of)))
+        over = yield of
+        said.append((env.now, over))
         yield env.timeout(2)
         said.append((env.now, "second"))
 
