@@ -172,6 +172,8 @@ def read_provenance(folder: Path) -> Provenance:
 
 
 def _check_no_search(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; give that of a sweep")
     if (folder / SEARCH).is_file() and not (folder / PROVENANCE).is_file():
         what = (
             "is of a search, which does not keep what a sweep does: its file, with the same seed, tries the same points"
