@@ -16,8 +16,8 @@ _PARTS = ("prepared_s", "answered_s", "waited_s", "cloud_prefill_s", "refined_s"
 
 def fleet_metrics(run: Run, assisted: Assisted, main_processor: str) -> dict[str, float]:
     """Returns figures of all devices: bytes are sums over them, shares of time means over them, whether or not they had
-    a request. ``cloud_energy_j``: of the machines of the cloud over the run, per request; ``total_energy_j``: with that
-    of devices, while they had one."""
+    a request; ``cloud_utilisation`` and the like: of the cloud's machines of a kind. ``cloud_energy_j``: of all of
+    these over the run, per request; ``total_energy_j``: with that of devices, while they had one."""
     columns, tally = assisted.columns, run.tally
     if not len(columns["arrival_s"]):
         return {}
@@ -34,6 +34,7 @@ def fleet_metrics(run: Run, assisted: Assisted, main_processor: str) -> dict[str
     ):  # fmt: skip
         if f"{DEVICES}/{resource}" in tally.occupied:
             found[key] = tally.bytes_of(resource, label) + tally.bytes_of(f"{DEVICES}/{resource}", label)
+    found |= {f"{kind}_utilisation": busy for kind, (_, busy) in machines_of(run).items()}
     return found | energy_with_cloud(run, assisted.energy_j, len(columns["arrival_s"]))
 
 
@@ -131,3 +132,20 @@ def _mean(values: np.ndarray) -> float:
 def _most(values: np.ndarray) -> float:
     known = values[np.isfinite(values)]
     return float(known.max()) if len(known) else np.nan
+
+
+def machines_of(run: Run) -> dict[str, tuple[int, float]]:
+    """Returns how many machines of each kind there are beside the device, and the share of the run in which the busiest
+    processor of each worked, on average."""
+    busy_s: dict[str, float] = {}
+    for (resource, _), seconds in run.tally.busy_s.items():
+        busy_s[resource] = busy_s.get(resource, 0.0) + seconds
+    most_s: dict[str, float] = {}
+    for resource, seconds in busy_s.items():
+        name = resource.rpartition("/")[0]
+        most_s[name] = max(most_s.get(name, 0.0), seconds)
+    kinds: dict[str, list[float]] = {}
+    for name in run.machines:
+        share = most_s.get(name, 0.0) / run.duration_s if run.duration_s else 0.0
+        kinds.setdefault(name.partition(".")[0], []).append(share)
+    return {kind: (len(shares), float(np.mean(shares))) for kind, shares in kinds.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvferry.analysis.assisted import machines_of
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.record import Run
 from kvferry.specs import human
@@ -139,7 +140,7 @@ def trial(count: int, scenarios: Sequence[Scenario], run: Callable[[Scenario], R
         for key in _FIGURES
         if len(values := [m[key] for m in found if key in m]) == len(found)
     }
-    kinds = [_machines(one) for _, one in runs]
+    kinds = [machines_of(one) for _, one in runs]
     prompts = [value for _, one in runs if (value := _prompt_p95_s(one)) is not None]
     requests = [metrics.get("requests", 0.0) for metrics in found]
     used = [
@@ -154,23 +155,6 @@ def trial(count: int, scenarios: Sequence[Scenario], run: Callable[[Scenario], R
         machine_s=float(median(used)) if used else None,
         prompt_p95_s=float(median(prompts)) if prompts else None,
     )
-
-
-def _machines(run: Run) -> dict[str, tuple[int, float]]:
-    """Returns how many machines of each kind there are beside the device, and the share of the run in which the busiest
-    processor of each worked, on average."""
-    busy_s: dict[str, float] = {}
-    for (resource, _), seconds in run.tally.busy_s.items():
-        busy_s[resource] = busy_s.get(resource, 0.0) + seconds
-    most_s: dict[str, float] = {}
-    for resource, seconds in busy_s.items():
-        name = resource.rpartition("/")[0]
-        most_s[name] = max(most_s.get(name, 0.0), seconds)
-    kinds: dict[str, list[float]] = {}
-    for name in run.machines:
-        share = most_s.get(name, 0.0) / run.duration_s if run.duration_s else 0.0
-        kinds.setdefault(name.partition(".")[0], []).append(share)
-    return {kind: (len(shares), float(np.mean(shares))) for kind, shares in kinds.items()}
 
 
 def _prompt_p95_s(run: Run) -> float | None:

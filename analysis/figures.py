@@ -189,6 +189,9 @@ FIGURES: dict[str, Figure] = {
         "prompts found in cache", None, "tokens of prompts whose KV an instance had kept, of all (prefix caching)"
     ),
     "cloud_batch": Figure("decoding together", None, "requests in a step of an instance of the cloud; mean"),
+    "cloud_utilisation": Figure("cloud's processors busy", None, "share of the run; mean over instances"),
+    "prefill_utilisation": Figure("those that prefill busy", None, "the same of these instances"),
+    "decode_utilisation": Figure("those that decode busy", None, "the same of these instances"),
     "prepared_mean_s": Figure("device prepares", "low", "before anything leaves it; mean, as the parts below"),
     "answered_mean_s": Figure("the cloud answers", "low", "from asking until its first token is there"),
     "waited_mean_s": Figure("of it for a slot", "low", "in the cloud's queue"),

@@ -39,6 +39,8 @@ from kvferry.system.whole_file import write_file
 from kvferry.traces.resolve import trace_file
 
 STUDY, PROVENANCE, ORDER = "study.yaml", "provenance.json", "order.parquet"
+# What the folder of a search has instead.
+SEARCH = "search.json"
 # Files up to this size are kept, as long as all together have no more than that.
 MOST_FILE_BYTES, MOST_FILES_BYTES = 4_000_000, 40_000_000
 _MOST_PROVENANCE_BYTES = 5_000_000
@@ -156,6 +158,7 @@ def yaml_bytes(text: Any) -> bytes:
 def read_provenance(folder: Path) -> Provenance:
     """Raises InputError where there is none, or it is damaged."""
     path = folder / PROVENANCE
+    _check_no_search(folder)
     if not path.is_file():
         what = "which sweeps of an earlier KVFerry did not leave; kvferry sweep STUDY adds it, and runs nothing again"
         raise InputError(f"{folder}: holds no {PROVENANCE}, {what}")
@@ -166,6 +169,16 @@ def read_provenance(folder: Path) -> Provenance:
         return provenance
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: is damaged: {str(error)[:200]}") from None
+
+
+def _check_no_search(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(f"{folder}: there is no such folder; give that of a sweep")
+    if (folder / SEARCH).is_file() and not (folder / PROVENANCE).is_file():
+        what = (
+            "is of a search, which does not keep what a sweep does: its file, with the same seed, tries the same points"
+        )
+        raise InputError(f"{folder}: {what} (kvferry search FILE)")
 
 
 def _check(found: Provenance) -> None:
@@ -211,6 +224,7 @@ def plots_in(path: Path) -> tuple[PlotSpec, ...]:
 
 def keys_in_order(folder: Path) -> list[str]:
     """Returns the keys of the study's points. Raises InputError."""
+    _check_no_search(folder)
     try:
         keys: list[str] = table_of(folder / ORDER, needed=("key",))["key"].to_pylist()
     except (ValueError, OSError) as error:

@@ -80,9 +80,15 @@ def tell_of(name: str, tell: Tell) -> Tell:
     if name == DEVICE:
         return tell
 
+    # Of a resource: a few names are told of again and again.
+    names: dict[str, str] = {}
+
     def told(span: Span) -> None:
-        resource, label, start_s, end_s, n_bytes, request = span
-        tell(Span(f"{name}/{resource}", label, start_s, end_s, n_bytes, request))
+        resource = span[0]
+        full = names.get(resource)
+        if full is None:
+            full = names[resource] = f"{name}/{resource}"
+        tell(Span(full, *span[1:]))
 
     return told
 

@@ -8,8 +8,8 @@ import simpy
 
 from kvferry.specs.errors import KvferryError
 
-# Called with when a part of a stream arrived, in seconds on the run's clock, and the value that it carried.
-Each = Callable[[float, Any], None]
+# Called with when parts of a stream arrived, in seconds on the run's clock, and the values that they carried.
+Each = Callable[[Sequence[float], Sequence[Any]], None]
 
 
 class ChannelBroken(KvferryError):
@@ -80,9 +80,9 @@ class Channel(Protocol):
         with ChannelBroken.
 
         Where the message is a stream, `each` is told every part in order before the event fires: in wall time as the
-        part arrives; in the modelled world, where streams cross by arithmetic, when the stream has ended, with
-        when the part arrived. It is called where processes run. `patience_s`: fails with ChannelStalled once neither a
-        message nor a part has come for so long.
+        part arrives; in the modelled world, where streams cross by arithmetic, of all together when the stream has
+        ended, with when each part arrived. It is called where processes run. `patience_s`: fails with ChannelStalled
+        once neither a message nor a part has come for so long.
         """
         ...
 

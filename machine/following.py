@@ -1,6 +1,6 @@
 """Tokens that a cloud has said of an answer, as they come, for a machine that decodes through them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event, Lock
 from time import monotonic
 from typing import Any
@@ -31,6 +31,16 @@ class Following:
             if self._ended:
                 return False
             self.pieces.append(piece)
+        if not self._news.is_set():
+            self._news.set()
+        return True
+
+    def put_all(self, pieces: Sequence[Any]) -> bool:
+        """The same of several at once."""
+        with self._lock:
+            if self._ended:
+                return False
+            self.pieces += pieces
         if not self._news.is_set():
             self._news.set()
         return True

@@ -93,13 +93,15 @@ class BudgetedPool:
             self._hold(-lease.n_bytes, lease.tag)
 
     def _hold(self, n_bytes: float, tag: str) -> None:
-        self._used_bytes += int(n_bytes)
-        self._used_by_tag[tag] += int(n_bytes)
+        whole = int(n_bytes)
+        self._used_bytes += whole
+        self._used_by_tag[tag] += whole
         if self._used_bytes > self._peak_bytes:
             self._peak_bytes, self._at_peak = self._used_bytes, self._used_by_tag.copy()
         group = tag.partition(":")[0]
-        self._used_by_group[group] += int(n_bytes)
-        self._peak_by_group[group] = max(self._peak_by_group[group], self._used_by_group[group])
+        self._used_by_group[group] = used = self._used_by_group[group] + whole
+        if used > self._peak_by_group[group]:
+            self._peak_by_group[group] = used
 
 
 class GrowingLeases:

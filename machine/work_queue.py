@@ -45,6 +45,10 @@ class WorkQueue:
     ) -> TimedWork:
         """Submit work that takes `nominal_s` on an idle device."""
         work.nominal_s = nominal_s
+        if not after and not self.queued and self._free and self._takes(work):
+            # Nothing is before it.
+            self._take(work)
+            return work
         if priority not in self._lanes:
             self._lanes[priority] = deque()
             self._lanes = dict(sorted(self._lanes.items()))
@@ -79,12 +83,19 @@ class WorkQueue:
 
     def _serve(self) -> None:
         while self._free and (work := self._next()) is not None:
-            self._free -= 1
             self.queued -= 1
-            work.queued = False
-            work.start_s = self.env.now
-            self.busy.begin(self.env.now)
-            self._begin(work)
+            self._take(work)
+
+    def _take(self, work: TimedWork) -> None:
+        self._free -= 1
+        work.queued = False
+        work.start_s = now = self.env.now
+        self.busy.begin(now)
+        self._begin(work)
+
+    def _takes(self, work: TimedWork) -> bool:
+        """Whether work may begin now, a server being free."""
+        return True
 
     def _next(self) -> TimedWork | None:
         for lane in self._lanes.values():
@@ -103,6 +114,7 @@ class WorkQueue:
         now = self.env.now
         self._tell(Span(self.resource, work.label, work.start_s, now, work.n_bytes, work.request))
         self._free += 1
-        self._serve()
+        if self.queued:
+            self._serve()
         if self._free == self._servers:
             self.busy.end(now)

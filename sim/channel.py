@@ -167,7 +167,7 @@ class ChannelEnd:
         names: tuple[str, str],
         broken: Callable[[], None],
     ) -> None:
-        self._env, self._incoming, self._outgoing, self._carry, self._names = env, incoming, outgoing, carry, names
+        self.env, self._incoming, self._outgoing, self._carry, self._names = env, incoming, outgoing, carry, names
         self._broken, self.gone = broken, incoming.gone
         self._closed = False
         # When the last message of this side arrived; and what fires with the end of a stream whose last parts are late.
@@ -192,7 +192,7 @@ class ChannelEnd:
 
     @property
     def now_s(self) -> float:
-        return float(self._env.now)
+        return float(self.env.now)
 
     @property
     def heard_s(self) -> float:
@@ -223,23 +223,22 @@ class ChannelEnd:
             return
         else:
             streamed, self._incoming.broken_off = self._incoming.broken_off, None
-        if streamed is not None:
-            for time_s, value in zip(streamed.times_s, streamed.values, strict=True):
-                each(time_s, value)
+        if streamed is not None and len(streamed.values):
+            each(streamed.times_s, streamed.values)
 
     def _stay_ended(self, message: simpy.Event) -> None:
         if message.ok and message.value is None:
             self._incoming.put(None)
 
     def _wait(self, message: simpy.Event, wait_s: float, patience_s: float) -> None:
-        waited = self._env.timeout(wait_s)
+        waited = self.env.timeout(wait_s)
         assert waited.callbacks is not None
         waited.callbacks.append(lambda _: self._waited(message, patience_s))
 
     def _waited(self, message: simpy.Event, patience_s: float) -> None:
         if message.triggered:
             return
-        stream, now_s = self._incoming.stream, self._env.now
+        stream, now_s = self._incoming.stream, self.env.now
         last_s = -math.inf if stream is None else stream.last_s
         if last_s + patience_s > now_s:
             self._wait(message, last_s + patience_s - now_s, patience_s)
@@ -263,7 +262,7 @@ class ChannelEnd:
         self._broken()
         if self._incoming.stream is not None:
             self._incoming.stream.cut()
-            self._incoming.drop_after(self._env.now)
+            self._incoming.drop_after(self.env.now)
         self._incoming.cut(f"the channel with {peer} was ended")
         # Where the link has ended, the peer learns it by itself.
         crossing = self._carry(here, peer, 0.0)
@@ -315,11 +314,11 @@ class ChannelEnd:
             return
         before_s = self._arrived_s
         streamed = Streamed([max(before_s, time_s) for time_s in arrivals_s], values)
-        late_s = max(arrivals_s, default=0.0) - self._env.now
+        late_s = max(arrivals_s, default=0.0) - self.env.now
         if not crossed.ok or late_s <= 0:
             self._arrive(crossed, streamed)
             return
-        self._ending = there = self._env.timeout(late_s)
+        self._ending = there = self.env.timeout(late_s)
         assert there.callbacks is not None
         there.callbacks.append(lambda there: self._arrive(there, streamed))
 
@@ -338,7 +337,7 @@ class ChannelEnd:
         if (ending := self._callbacks_of_ending) is not None:
             ending.append(lambda _: self._arrive(crossed, message))
         elif crossed.ok:
-            self._arrived_s = self._env.now
+            self._arrived_s = self.env.now
             self._outgoing.put(message)
         else:
             crossed.defused = True  # a sender that waits for it raises the error; the message is lost
@@ -348,10 +347,11 @@ class SimStream:
     """A machine.MessageStream that keeps when each part was sent, and crosses when it ends; or whose parts cross one by
     one."""
 
-    __slots__ = ("_end", "_ended", "_expected_s", "_n_bytes", "_parts", "_sent_s", "_values")
+    __slots__ = ("_end", "_ended", "_env", "_expected_s", "_n_bytes", "_parts", "_sent_s", "_values")
 
     def __init__(self, end: ChannelEnd, n_bytes: float) -> None:
         self._end, self._n_bytes, self._parts = end, n_bytes, end.parts(n_bytes)
+        self._env = end.env
         self._ended = False
         self._sent_s: list[float] = []
         self._values: list[Any] = []
@@ -375,7 +375,7 @@ class SimStream:
         return self._sent_s[-1] if self._sent_s else -math.inf
 
     def put(self, value: Any = None) -> None:
-        self._sent_s.append(self._end.now_s)
+        self._sent_s.append(float(self._env.now))
         if self._parts is not None:
             self._parts.put(value)
         else:

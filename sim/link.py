@@ -131,11 +131,7 @@ class Link:
     def queued_s(self, enters_s: Sequence[float], n_bytes: float, behind_s: float = 0.0) -> list[float]:
         """When the last byte of each of these transfers would be served, behind one that is at `behind_s`; never, where
         the trace ends before."""
-        finish_s, served_s, found = self.trace.finish_s, behind_s, []
-        for enter_s in enters_s:
-            served_s = finish_s(enter_s if enter_s > served_s else served_s, n_bytes)
-            found.append(served_s)
-        return found
+        return self.trace.finish_in_turn_s(enters_s, n_bytes, behind_s)
 
     @property
     def delivered_bytes(self) -> float:

@@ -114,8 +114,11 @@ class Processor(WorkQueue):
 
     def _begin(self, work: TimedWork) -> None:
         assert work.start_s is not None
-        work.start_s += self.starting_s
-        self.start()
+        if self._from_s is None or self._from_s > work.start_s:
+            work.start_s += self.starting_s
+            self.start()
+        # SimPy's clock begins with a whole number.
+        work.start_s = float(work.start_s)
         begins_s = self._pace.finish_s(work.start_s, self._spec.dispatch_s)
         cost_s = work.nominal_s - self._spec.dispatch_s
         under_bus = self._bus is not None and work.n_bytes and cost_s

@@ -1,7 +1,6 @@
 """Storage: batches of byte ranges, read and written in the order they were handed over."""
 
 from collections.abc import Iterable
-from typing import cast
 
 import numpy as np
 import simpy
@@ -34,6 +33,8 @@ class Storage(WorkQueue):
         self._map = spec.map
         # What was asked for so far lies between these.
         self._lowest, self._highest = np.inf, -np.inf
+        # What was moved last, and its commands: a model is read again and again.
+        self._last: tuple[Extents, tuple[np.ndarray, np.ndarray]] | None = None
 
     def read(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         return self._move("Read", extents, after, request)
@@ -54,7 +55,9 @@ class Storage(WorkQueue):
         return Extents(begins, ends - begins)
 
     def _move(self, label: str, extents: Extents, after: Iterable[Ticket], request: int | None) -> Ticket:
-        offsets, lengths = commands_of(extents, self.spec)
+        if self._last is None or self._last[0] is not extents:
+            self._last = extents, commands_of(extents, self.spec)
+        offsets, lengths = self._last[1]
         batch = Batch(self.env, self, float(lengths.sum()), label, request, None)
         batch.offsets, batch.lengths = offsets, lengths
         batch.writes = label == "Write"
@@ -64,13 +67,9 @@ class Storage(WorkQueue):
         lane = self._lanes[0]
         while lane and not lane[0].queued:
             lane.popleft()
-        if lane and not lane[0].awaited and self._may_begin(cast(Batch, lane[0])):
+        if lane and not lane[0].awaited and self._takes(lane[0]):
             return lane.popleft()
         return None
-
-    def _may_begin(self, batch: Batch) -> bool:
-        """Whether the device takes this batch now, a server being free."""
-        return True
 
     def _map_miss_s(self, offsets: np.ndarray, lengths: np.ndarray) -> float:
         """What each of these commands, which ascend, waits for the mapping table, on average."""

@@ -90,7 +90,7 @@ class StorageCurves:
         if not n:
             return 0.0
         # Usually all lengths are equal, and one look-up is enough.
-        if lengths.min() == lengths.max():
+        if n == 1 or lengths.min() == lengths.max():
             return self.equal_s(n, int(lengths[0]), writes, extra_s)
         return float(self._commands_s(lengths, min(n, self._depth), writes).sum() + n * extra_s)
 
@@ -166,8 +166,8 @@ class CurveStorage(Storage):
         self.curves = StorageCurves(spec)
         self._reading, self._writing = directions[0], directions[-1]
 
-    def _may_begin(self, batch: Batch) -> bool:
-        return self._direction(batch).batch is None
+    def _takes(self, work: TimedWork) -> bool:
+        return self._direction(cast(Batch, work)).batch is None
 
     def _begin(self, work: TimedWork) -> None:
         batch, now = cast(Batch, work), self.env.now

@@ -124,6 +124,9 @@ class AssistSpec(Part):
     # Cells that devices are dealt to in turn, the first to the first: the link is then the air of a cell, which its
     # devices share, and each cell draws all that is random from streams of its own. None: each device has the link.
     cells: Count | None = Field(default=None, ge=1, le=MOST_CELLS)
+    # The number of the first cell: runs of parts of many cells, each with a cloud of its own, draw what one run of all
+    # would.
+    first_cell: Count = Field(default=0, ge=0, le=MOST_CELLS)
     # Devices that come and go. None: all are online all the time.
     churn: ChurnSpec | None = None
     # Whether prompts may leave the device. None: in a modelled world.
@@ -152,11 +155,13 @@ class AssistSpec(Part):
 
     def cell_of(self, device: int) -> int:
         """Returns the cell of a device; the same for all where there are none."""
-        return 0 if self.cells is None else device % self.cells
+        return 0 if self.cells is None else self.first_cell + device % self.cells
 
     @model_validator(mode="after")
     def _cells_fit(self) -> "AssistSpec":
         if self.cells is None:
+            if self.first_cell:
+                raise BadKey("first_cell", "needs cells, of which it numbers the first; say how many (cells: 4)")
             return self
         if self.cells > self.devices:
             what = f"{self.cells:,} are more than the {self.devices:,} devices; each cell needs one (workload.devices)"

@@ -74,7 +74,7 @@ def _in_cells(workload: AssistSpec, cells: int, seed: int) -> AssistedRequests:
         devices = len(range(cell, workload.devices, cells))
         requests = None if workload.requests is None else len(range(cell, workload.requests, cells))
         alone = workload.model_copy(update={"cells": None, "devices": devices, "requests": requests})
-        found.append(_came(alone, seed, cell))
+        found.append(_came(alone, seed, workload.first_cell + cell))
     cell_of = np.concatenate([np.full(len(one), cell) for cell, one in enumerate(found)])
     numbers = np.concatenate([np.arange(len(one)) for one in found])
     arrivals_s, whose, prompts, outputs, scenes = (

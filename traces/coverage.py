@@ -9,9 +9,9 @@ from kvferry.traces.chance import Source, generator
 class Coverage:
     """Each device draws from a stream of its own: what the others do changes nothing. Times only go on."""
 
-    def __init__(self, churn: ChurnSpec, seed: int, cells: int | None = None) -> None:
-        """`cells`: a device's stream is that of its number in its cell."""
-        self._churn, self._seed, self._cells = churn, seed, cells
+    def __init__(self, churn: ChurnSpec, seed: int, cells: int | None = None, first_cell: int = 0) -> None:
+        """`cells`: a device's stream is that of its number in its cell, of which the first has this number."""
+        self._churn, self._seed, self._cells, self._first_cell = churn, seed, cells, first_cell
         # By device: whether it is online, until when, and how it goes on.
         self._now: dict[int, tuple[bool, float]] = {}
         self._course: dict[int, Iterator[tuple[bool, float]]] = {}
@@ -27,7 +27,9 @@ class Coverage:
         return self._now[device]
 
     def _drawn(self, device: int) -> Iterator[tuple[bool, float]]:
-        place = (device,) if self._cells is None else (device % self._cells, device // self._cells)
+        place: tuple[int, ...] = (device,)
+        if self._cells is not None:
+            place = self._first_cell + device % self._cells, device // self._cells
         rng, churn = generator(Source.CHURN, self._seed, *place), self._churn
         # As after a long time: how long it has been so already does not matter.
         online = bool(rng.uniform() < churn.online_s / (churn.online_s + churn.offline_s))

@@ -147,6 +147,27 @@ class RateTrace:
             cycles, amount = cycles - 1, self._per_cycle
         return max(start_s, (cycle + 1 + cycles) * period_s + self._reach(self._loop_sum + amount))
 
+    def finish_in_turn_s(self, starts_s: Iterable[float], amount: float, behind_s: float = 0.0) -> list[float]:
+        """``finish_s`` of the same amount again and again, each from its start on or behind the one before; the first
+        behind `behind_s`."""
+        edges, rates, end_s, done_s = self._edges, self._rates, self._edges[-1], behind_s
+        found: list[float] = []
+        # The piece that is played: most often the same one for many.
+        from_s, until_s, rate, took_s = math.inf, -math.inf, 0.0, 0.0
+        for start_s in starts_s:
+            start_s = start_s if start_s > done_s else done_s
+            phase_s = start_s if start_s < end_s else self._fold(start_s)[1] if start_s < math.inf else math.inf
+            if not from_s <= phase_s < until_s and 0 <= phase_s < end_s:
+                here = self._piece(phase_s)
+                from_s, until_s, rate = edges[here], edges[here + 1], rates[here]
+                took_s = amount / rate if rate else math.inf
+            if from_s <= phase_s < until_s and 0 < amount <= rate * (until_s - phase_s):
+                done_s = start_s + took_s
+            else:
+                done_s = self.finish_s(start_s, amount)
+            found.append(done_s)
+        return found
+
     def _fold(self, t_s: float) -> tuple[float, float]:
         """(Number of loops completed before `t_s`, time within the trace at `t_s`)."""
         if t_s < self._edges[-1]:

@@ -9,7 +9,7 @@ import simpy
 
 from kvferry.machine.answers import Answer, Selection
 from kvferry.machine.channel import Channel
-from kvferry.machine.handling import Handling
+from kvferry.machine.handling import Forget, Handling
 from kvferry.machine.machine import Asked, Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, KvRef, Op, Selecting
@@ -146,6 +146,8 @@ class SimMachine:
         self._tell = tell
         self._selections, self._clusters, self._attended = selections, clusters, attended
         self.energy = self._energy_meter()
+        self._nothing = simpy.Event(self.env)
+        self._nothing._ok, self._nothing._value, self._nothing.callbacks = True, None, None
 
     def _energy_meter(self) -> EnergyMeter:
         meter = EnergyMeter(self.device.base_w)
@@ -274,6 +276,9 @@ class SimMachine:
         return self._tiers[tier]
 
     def handle(self, handling: Handling, *, request: int | None = None) -> simpy.Event:
+        if type(handling) is Forget:
+            # There is nothing to give up, and nobody waits for it.
+            return self._nothing
         return self.env.timeout(handling.seconds, handling.expects)
 
     @property

@@ -35,6 +35,7 @@ from kvferry.policies.ledger import Ledger
 from kvferry.sim.access import Access, Accesses
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.costs.cost_model import COST_MODELS, shared
+from kvferry.sim.environment import Environment
 from kvferry.sim.foresight import Foresight
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.errors import pick
@@ -56,7 +57,7 @@ class SimWorld(WholeWorld):
         self._given = inputs
         self.between_turns = ModelledKv(inputs.found)
         self.arrived: list[Request] = []
-        env = simpy.Environment()
+        env = Environment()
         self._accesses = accesses = Accesses(env)
         self._switchboard = Switchboard(env, accesses)
         # Of what the device does, what is noted, and since when; None: nothing.
@@ -84,7 +85,9 @@ class SimWorld(WholeWorld):
             # What was recorded is the device's; others draw from seeds of their own.
             parts = parts_for(_with_own_seed(one), one.need, inputs if one.name == DEVICE else Inputs())
             told = tell_of(one.name, tell)
-            access = self._cells.access(0, told) if self._cells is not None and one.name == DEVICE else None
+            access = None
+            if one.name == DEVICE and self._cells is not None and self._assist is not None:
+                access = self._cells.access(self._assist.cell_of(0), told)
             machine = self._made(one, parts, env, told, access)
             self._machines[one.name] = machine
             if one.name == DEVICE:

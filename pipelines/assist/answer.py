@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import simpy
 
 from kvferry.machine.display import Display
@@ -48,6 +47,15 @@ class Answer:
         if self._speed is not None:
             self._display.show(time_s, self._speed.slot_s(len(self.came_s)))
         self.came_s.append(time_s)
+
+    def came_all(self, times_s: Sequence[float], tokens: Sequence[Any]) -> None:
+        """The same of several that were told together."""
+        if not self.following.put_all(tokens):
+            return
+        if self._speed is not None:
+            slots_s = self._speed.slots_s(len(self.came_s), len(times_s))
+            self._display.show_all(list(map(max, slots_s, times_s)))
+        self.came_s += times_s
 
     def paced(self, pace_s: float) -> None:
         """Show what has come and what comes at this pace; 0: as it comes."""
@@ -101,7 +109,7 @@ class Answer:
         tpot_s = (end_s - begin_s) / tokens
         first_s = begin_s + tpot_s
         late_s = 0.0 if self._speed is None else max(0.0, self._speed.slot_s(len(self.came_s)) - first_s)
-        self.said_all((np.linspace(first_s, end_s, tokens) + late_s).tolist(), None)
+        self.said_all(_evenly_s(first_s, end_s, tokens, late_s), None)
 
     def decoded(self, begin_s: float, end_s: float, tokens: int, from_cloud: int) -> None:
         """A modelled device had the answer's first token at `begin_s` and decoded the others until `end_s`, at an even
@@ -117,7 +125,7 @@ class Answer:
                 self._display.keep(place)
         if (missing := tokens - place) > 0:
             first_s = end_s - (missing - 1) * tpot_s
-            self.said_all((np.linspace(first_s, end_s, missing) + late_s).tolist(), None)
+            self.said_all(_evenly_s(first_s, end_s, missing, late_s), None)
 
     @property
     def text(self) -> str | None:
@@ -128,3 +136,12 @@ class Answer:
     def shown(self) -> simpy.Event:
         """Fires with when each token was shown."""
         return self._display.shown()
+
+
+def _evenly_s(first_s: float, last_s: float, tokens: int, late_s: float) -> list[float]:
+    """As many times as tokens, from the first to the last, each so much later."""
+    step_s = (last_s - first_s) / max(1, tokens - 1)
+    times_s = [n * step_s + first_s + late_s for n in range(tokens)]
+    if tokens > 1:
+        times_s[-1] = last_s + late_s
+    return times_s

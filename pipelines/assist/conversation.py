@@ -1,6 +1,6 @@
 """What a device hears of a cloud about one request, and what it makes of silence and of a peer that is gone."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import simpy
@@ -137,7 +137,19 @@ class Conversation:
     def _listen(self, answer: Answer) -> None:
         """For a stream of tokens, or the mask."""
 
-        def came(time_s: float, token: Any) -> None:
+        def came(times_s: Sequence[float], tokens: Sequence[Any]) -> None:
+            wanted = self._story.tokens - len(answer.came_s)
+            known = self._story.text is None and not self.coming.triggered
+            if known and len(tokens) <= wanted and tokens.count(None) == len(tokens):
+                # Modelled tokens, which say nothing: none of them need be looked at.
+                answer.came_all(times_s, tokens)
+                if len(answer.came_s) == self._story.tokens:
+                    self._ends(answer)
+                return
+            for time_s, token in zip(times_s, tokens, strict=True):
+                came_one(time_s, token)
+
+        def came_one(time_s: float, token: Any) -> None:
             if self.coming.triggered:
                 # Nobody has asked for it; whatever follows would be kept until the stream ends.
                 self.leave()
@@ -200,9 +212,9 @@ class Conversation:
         said: Message | None = None
         stray = 0
 
-        def strayed(_: float, __: Any) -> None:
+        def strayed(_: Sequence[float], tokens: Sequence[Any]) -> None:
             nonlocal stray
-            stray += 1
+            stray += len(tokens)
             if stray > self._story.output and not self._left:
                 self._happened(f"{self._peer} sends tokens before its answer, more than an answer has")
                 self.leave()

@@ -5,6 +5,7 @@ from collections.abc import Generator
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import simpy
 
 from kvferry.cloud.messages import Message, ask, mask_apart, one_line, refined_tokens
@@ -53,7 +54,9 @@ class Device:
         self._pace = Pace(self._workload, estimates, wanted)
         # By prompt, ratio, and what the prompt goes on from.
         self._waits: dict[tuple[int, float, Behind], Patience] = {}
-        self._start_bytes = start_bytes(scenario)
+        n_bytes = start_bytes(scenario)
+        # What it reads before it can prefill; None: nothing.
+        self._start = Extents(np.array([0]), np.array([n_bytes])) if n_bytes else None
 
     def alone(self, machine: Machine, story: Story) -> Process:
         """Answers a request without the cloud."""
@@ -237,9 +240,9 @@ class Device:
         return tokens
 
     def _started(self, machine: Machine, story: Story) -> tuple[Ticket, ...]:
-        if not self._start_bytes:
+        if self._start is None:
             return ()
-        return (machine.move(Extents([0], [self._start_bytes]), "storage", "device", request=story.request),)
+        return (machine.move(self._start, "storage", "device", request=story.request),)
 
     def _prefill(self, machine: Machine, story: Story, tokens: int, before: int, after: tuple[Ticket, ...]) -> Ticket:
         """Fires with the token that follows."""

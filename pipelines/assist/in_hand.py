@@ -98,6 +98,8 @@ class Turn:
         self.due_s += self.pace_s
         if self._stream is None:
             self._early.append(token)
+        elif self._sent is None:
+            self._stream.put(token)
         else:
             self._send(token)
 

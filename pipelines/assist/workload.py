@@ -106,7 +106,9 @@ class AssistFlow:
         self._device = self._roles.device()
         self._cloud: Cloud | None = None
         self._networks = networks_of(workload, scenario.seed)
-        self._coverage = None if workload.churn is None else Coverage(workload.churn, scenario.seed, workload.cells)
+        self._coverage: Coverage | None = None
+        if workload.churn is not None:
+            self._coverage = Coverage(workload.churn, scenario.seed, workload.cells, workload.first_cell)
         self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
         # By network and prompt's length.
         self._settings: dict[tuple[int, int], Setting | Fallback] = {}

@@ -42,6 +42,13 @@ class SpeedController:
         """The same up to this place, and another pace from there on."""
         return replace(self, from_place=place, then_s=pace_s)
 
+    def slots_s(self, first: int, tokens: int) -> list[float]:
+        """The same of this many tokens, from a number behind the first on."""
+        if first + tokens > self.from_place:
+            return [self.slot_s(n) for n in range(first, first + tokens)]
+        first_s, pace_s = self.first_s, self.pace_s
+        return [first_s + pace_s * n for n in range(first, first + tokens)]
+
     def own_from(
         self, came_s: Sequence[float], tokens: int, ready_s: float, tpot_s: float, ended_s: float | None = None
     ) -> tuple[int, float]:
@@ -53,6 +60,9 @@ class SpeedController:
         clear that no more would come; None: all came.
         """
         late_s = 0.0
+        if 0 < tokens <= len(came_s) and max(came_s) <= ready_s:
+            # As it goes where nothing goes wrong: all of them are there before the device's own first one.
+            return tokens, late_s
         for n in range(tokens):
             own_s, due_s = ready_s + tpot_s * n + late_s, self.slot_s(n)
             if n < len(came_s) and came_s[n] <= max(own_s, due_s) + _ROUNDING_S:

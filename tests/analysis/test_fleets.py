@@ -52,6 +52,15 @@ def test_shares_of_time_are_means_over_all_devices(fleet: Run) -> None:
     assert metrics_for(scenario, fleet)["compute_utilisation"] == pytest.approx(busy_s / (40 * took_s))
 
 
+def test_the_busy_share_of_the_clouds_machines(fleet: Run) -> None:
+    found = metrics_for(tiny(changed(BY_HAND, workload=FLEET)), fleet)
+    # Of each request 0.1 s of prefill; and forty tokens in steps of 10 ms, some of which two requests share.
+    busy_s = 10 * 0.1 + 40 / found["cloud_batch"] * 0.010
+    assert found["cloud_utilisation"] == pytest.approx(busy_s / fleet.duration_s)
+    assert {"prefill_utilisation", "decode_utilisation"}.isdisjoint(found)
+    assert "cloud_utilisation" not in metrics_for(tiny(BY_HAND), ran(system="device-only"))
+
+
 def test_one_device_has_the_figures_that_it_had() -> None:
     scenario = load_scenario("pd_device/assist", ["workload.output=8"])
     assert metrics_for(scenario, ran())["uplink_bytes"] == 4000

@@ -15,6 +15,7 @@ import kvferry
 from kvferry.analysis import dataset
 from kvferry.analysis.study_record import read_provenance, recorded_study
 from kvferry.api import archive as artefact
+from kvferry.api.sweep import point_of
 from kvferry.pipelines.plugins import drop, used
 from kvferry.scenarios.loader import scenario_hash
 from kvferry.specs.errors import InputError
@@ -338,6 +339,16 @@ def test_links_copies_and_too_much_are_refused(packed: Path, monkeypatch: pytest
     with pytest.raises(InputError, match="an artefact has at most 3"):
         kvferry.unpack(packed, "out")
     assert not Path("out").exists()
+
+
+def test_the_folder_of_a_search_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "search.json").write_text("{}")
+    for refused in (
+        lambda: kvferry.pack(tmp_path, tmp_path / "out.zip"),
+        lambda: point_of(tmp_path, "0123"),
+    ):
+        with pytest.raises(InputError, match="is of a search, .* the same seed, tries the same points"):
+            refused()
 
 
 def test_what_is_no_archive(packed: Path) -> None:

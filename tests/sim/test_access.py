@@ -92,7 +92,7 @@ def test_a_stream_is_there_with_its_last_part() -> None:
     stream.put("two")
     stream.end()
     came_s: list[float] = []
-    env.run(until=board.open("phone", "cloud").receive(lambda time_s, part: came_s.append(time_s)))
+    env.run(until=board.open("phone", "cloud").receive(lambda times_s, parts: came_s.extend(times_s)))
     assert env.now == pytest.approx(0.21) and came_s == pytest.approx([0.11, 0.21])
 
 
@@ -111,7 +111,7 @@ def test_what_is_sent_behind_a_stream_comes_behind_its_last_part() -> None:
 
     def phone() -> simpy.events.ProcessGenerator:
         for _ in range(4):
-            found = yield there.receive(lambda time_s, part: came.append((part, time_s)))
+            found = yield there.receive(lambda times_s, parts: came.extend(zip(parts, times_s, strict=True)))
             if isinstance(found, str):
                 came.append((found, env.now))
 

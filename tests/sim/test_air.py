@@ -1,6 +1,6 @@
 """Cells by hand: devices of one share its 10 Mbit/s, and those of another are not disturbed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -60,7 +60,12 @@ class Cellular:
             stream.end()
 
         self.env.process(cloud())
-        self.board.open(to, "cloud").receive(came)
+
+        def each(times_s: Sequence[float], values: Sequence[object]) -> None:
+            for time_s, value in zip(times_s, values, strict=True):
+                came(time_s, value)
+
+        self.board.open(to, "cloud").receive(each)
 
 
 def test_two_messages_in_one_cell_take_twice_as_long_and_one_in_another_does_not() -> None:

@@ -57,6 +57,21 @@ def test_finish_is_the_earliest_time():
     assert trace().finish_s(0, math.inf) == math.inf
 
 
+@pytest.mark.parametrize("of", [trace(), trace("hold"), trace("end"), trace("loop", 3.0)])
+@pytest.mark.parametrize("amount", [0, 10, 120, 700])
+def test_several_in_turn_finish_as_one_behind_the_other(of, amount):
+    starts_s, done_s, found = [0.0, 0.05, 0.9, 1.9, 4.0, 4.9, 5.0, 17.2, math.inf], 0.02, []
+    for start_s in starts_s:
+        done_s = of.finish_s(max(start_s, done_s), amount)
+        found.append(done_s)
+    assert of.finish_in_turn_s(starts_s, amount, 0.02) == found
+
+
+def test_the_second_waits_for_the_first():
+    # 0.1 s each at 100/s; the second comes while the first is served, the third into the outage until 3 s, at 50/s.
+    assert trace().finish_in_turn_s([0, 0.05, 2.5], 10) == [0.1, 0.2, 3.2]
+
+
 def test_a_cycle_that_ends_in_an_outage_is_not_waited_for():
     # 10/s for 1 s, nothing for 1 s. 30 are there after the third second of sending: at 5 s, not 6.
     pulses = RateTrace(np.array([0.0, 1.0, 2.0]), np.array([10.0, 0.0]))

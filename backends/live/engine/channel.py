@@ -249,7 +249,7 @@ class LiveChannel:
             self.heard_s = times_s[-1]
             values.append(message.value)
             if each is not None:
-                self._env.tell(lambda part: each(*part), (times_s[-1], message.value))
+                self._env.tell(lambda part: each(*part), (times_s[-1:], values[-1:]))
         return Streamed(times_s, values) if message is _END else message
 
     def _next(self, patience_s: float | None) -> Any:

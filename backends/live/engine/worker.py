@@ -13,7 +13,7 @@ from kvferry.backends.live.engine.out_of_memory import lack_of_memory
 from kvferry.backends.live.engine.thread_work import Call, LiveWork, Moving, WorkFailed, fire
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
-from kvferry.machine.work_queue import WorkQueue
+from kvferry.machine.work_queue import TimedWork, WorkQueue
 
 
 class Worker(WorkQueue):
@@ -101,6 +101,10 @@ class Worker(WorkQueue):
 
     def _next(self) -> LiveWork | None:
         return None if self._closed else super()._next()
+
+    def _takes(self, work: TimedWork) -> bool:
+        # Its turn comes in its lane, as a worker may be closed, and a link counts what is under way.
+        return False
 
     def _begin(self, work: LiveWork) -> None:
         assert work.call is not None

@@ -249,7 +249,7 @@ class WiredChannel:
                 receiver.times_s.append(arrived_s)
                 receiver.values.append(said.value)
                 if receiver.each is not None:
-                    receiver.each(arrived_s, said.value)
+                    receiver.each((arrived_s,), (said.value,))
 
     def _end(self, receiver: _Receiver) -> simpy.Event:
         self._receivers.popleft()

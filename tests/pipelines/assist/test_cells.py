@@ -110,12 +110,39 @@ def test_what_a_cell_waits_for_stays_as_it_is_when_another_one_comes() -> None:
     assert sum(found[0][4]) > 3
 
 
+def test_parts_of_the_cells_in_runs_of_their_own_are_what_one_run_of_all_has() -> None:
+    link = {"rate": "40 kB/s", "rtt": "20 ms", "jitter": "30 ms"}
+
+    def found(cells: int, first_cell: int) -> dict[int, bytes]:
+        """What each cell's requests were, column by column, byte by byte."""
+        workload = {
+            "devices": 10 * cells,
+            "cells": cells,
+            "first_cell": first_cell,
+            "arrivals": {"rate": "60 requests/hour"},
+            "duration": "5 min",
+            "spread": 0.5,
+            "churn": {"online": "4 s", "offline": "4 s"},
+        }
+        spec = tiny(changed(BY_HAND, workload=workload)).assist.workload
+        got = columns(ran(machines=MANY, link=link, workload=workload))
+        whose = assisted_requests(spec, seed=0).devices[np.array(got["request"], int)]
+        of = np.array([spec.cell_of(int(device)) for device in whose])
+        names = sorted(got.keys() - {"request"})
+        return {cell: np.array([got[name] for name in names])[:, of == cell].tobytes() for cell in set(of.tolist())}
+
+    whole = found(4, 0)
+    assert len(whole) == 4 and len(set(whole.values())) == 4
+    assert found(2, 0) | found(2, 2) == whole
+
+
 @pytest.mark.parametrize(
     ("workload", "said"),
     [
         ({"cells": 3, "devices": 2}, "workload.cells: 3 are more than the 2 devices"),
         ({"cells": 0}, "workload.cells: .* at least 1"),
         ({"cells": 1.5}, "workload.cells: "),
+        ({"first_cell": 3}, "workload.first_cell: needs cells"),
         (
             {"cells": 1, "devices": 2, "networks": [{"share": 1.0, "link": {"rate": "1 MB/s"}}]},
             "workload.networks: give devices links of their own, which cells share",

@@ -77,6 +77,42 @@ def test_tokens_that_are_there_are_put_off_as_well() -> None:
     assert answer.following.slot_s(4) == 15.0
 
 
+@given(
+    st.lists(st.floats(0, 3), min_size=1, max_size=20),
+    st.floats(0, 2),
+    st.booleans(),
+    st.integers(0, 20),
+)
+def test_tokens_that_are_told_together_are_shown_as_one_by_one(
+    waits_s: list[float], pace_s: float, slower: bool, before: int
+) -> None:
+    came_s: list[float] = np.cumsum(waits_s).tolist()
+    found = []
+    for together in (False, True):
+        env = simpy.Environment()
+        answer = Answer(SimDisplay(env))
+        answer.began(came_s[0], None)
+        for n in range(1, len(came_s)):
+            if n == before:
+                answer.paced(pace_s)
+                if slower:
+                    answer.put_off(n + 1, pace_s + 1)
+            if not together or n < before:
+                answer.came(came_s[n], None)
+        if together and before < len(came_s):
+            answer.came_all(came_s[max(1, before) :], [None] * len(came_s[max(1, before) :]))
+        answer.ended(came_s[-1], cut=False)
+        found.append((env.run(until=answer.shown()).tolist(), answer.came_s, len(answer.following.pieces)))
+    assert found[0] == found[1]
+
+
+def test_own_tokens_begin_behind_the_clouds_where_all_of_these_are_there_first() -> None:
+    # At 5 s the device has its own first one: the three before are shown, and its own fourth 3 s on.
+    assert SpeedController(1.0, 2.0).own_from([1.0, 2.0, 3.0], 3, 5.0, 1.0) == (3, 0.0)
+    # The third comes at 6.5 s, due at 5; the device would have its own at 5 + 2: it is shown, and delays nothing.
+    assert SpeedController(1.0, 2.0).own_from([1.0, 2.0, 6.5], 3, 5.0, 1.0) == (3, 0.0)
+
+
 def shown_of(smoothing: Smoothing, late_s: np.ndarray) -> np.ndarray:
     of = replace(PHONE, smoothing=smoothing)
     best = best_setting(of)

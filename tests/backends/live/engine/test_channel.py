@@ -69,7 +69,7 @@ def test_each_part_is_told_as_it_arrives() -> None:
     board = SocketSwitchboard(env, None)
     here, there = board.open("device", "cloud"), board.open("cloud", "device")
     came = env.event()
-    received = there.receive(lambda time_s, value: came.succeed(value))
+    received = there.receive(lambda times_s, values: came.succeed(values[0]))
     stream = here.stream(n_bytes=1)
     stream.put(7)
     # The stream has not ended, and will not before its part is there.

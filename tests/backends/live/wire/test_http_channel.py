@@ -293,7 +293,7 @@ def heard(url: str, patience_s: float | None = None) -> tuple[list[Any], Channel
     board = CallingSwitchboard(env, CloudAddress(url))
     channel = board.open("phone", "cloud")
     with pytest.raises(ChannelBroken) as caught:
-        env.run(until=channel.receive(lambda time_s, value: parts.append(value), patience_s))
+        env.run(until=channel.receive(lambda times_s, values: parts.extend(values), patience_s))
     # And it stays so.
     with pytest.raises(type(caught.value)):
         env.run(until=channel.receive())

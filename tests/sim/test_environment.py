@@ -1,0 +1,62 @@
+"""The environment of modelled worlds does what SimPy's does."""
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import simpy
+
+from kvferry.sim.environment import Environment
+
+
+def told(env: simpy.Environment) -> list[tuple[float, str]]:
+    """What two processes say, one of which waits for the other, until the first has ended."""
+    said: list[tuple[float, str]] = []
+
+    def first() -> Generator[simpy.Event, Any, str]:
+        for n in range(3):
+            yield env.timeout(1)
+            said.append((env.now, f"first {n}"))
+        return "over"
+
+    def second(of: simpy.Process) -> Generator[simpy.Event, Any, None]:
+        over = yield of
+        said.append((env.now, over))
+        yield env.timeout(2)
+        said.append((env.now, "second"))
+
+    process = env.process(first())
+    env.process(second(process))
+    over: str = env.run(until=process)
+    said.append((env.now, over))
+    # What waits for it as well is told when the run goes on.
+    env.run(until=10)
+    return said
+
+
+def test_the_same_happens_at_the_same_times() -> None:
+    found = told(Environment())
+    assert found == told(simpy.Environment())
+    assert found[-3:] == [(3, "over"), (3, "over"), (5, "second")]
+
+
+@pytest.mark.parametrize("env", [Environment(), simpy.Environment()])
+def test_an_error_that_nobody_takes_ends_the_run(env: simpy.Environment) -> None:
+    def fails() -> Generator[simpy.Event, Any, None]:
+        yield env.timeout(1)
+        raise ValueError("no")
+
+    done = env.event()
+    env.process(fails())
+    with pytest.raises(ValueError, match="no"):
+        env.run(until=done)
+
+
+@pytest.mark.parametrize("env", [Environment(), simpy.Environment()])
+def test_what_never_happens_is_said(env: simpy.Environment) -> None:
+    env.timeout(1)
+    with pytest.raises(RuntimeError, match="No scheduled events left"):
+        env.run(until=env.event())
+    assert env.now == 1
+    fired = env.event().succeed("there")
+    assert env.run(until=fired) == env.run(until=fired) == "there"
