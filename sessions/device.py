@@ -18,6 +18,7 @@ from kvferry.pipelines.workload import Infeasible
 from kvferry.policies.keep.eviction import Block, eviction
 from kvferry.policies.keep.kept import Kept, Room
 from kvferry.sessions.answering import Answered, AnswerStage, Ask
+from kvferry.sessions.bound import wait_bound
 from kvferry.sessions.forecast import Forecast
 from kvferry.sessions.found import Found
 from kvferry.sessions.keeping import Keeping
@@ -50,6 +51,7 @@ class SessionDevice:
         turns: Turns,
         room: Room,
         link_bytes_per_s: float,
+        uses_cloud: bool,
     ) -> None:
         self._world, self._scenario, self._system = world, scenario, system
         self.machine, self._stage, self._block = world.machine, stage, turns.block
@@ -57,6 +59,7 @@ class SessionDevice:
         self._estimate_s = price_s(scenario, scenario.costs.estimate)
         available = world.rates.available.rate_at
         self._loading = LoadingStage(scenario, system.loading, link_bytes_per_s, self._estimate_s, available)
+        self._bound = wait_bound(world, scenario, system, stage, turns, self._loading, uses_cloud)
         # Seconds per block of loads so far, and by place what computing a block takes.
         self._load_s, self._loaded = 0.0, 0
         self._computed_s: dict[int, float] = {}
@@ -64,6 +67,8 @@ class SessionDevice:
         policy = eviction(system.evict, regain_s=self._regain_s, next_use=self._forecast.next_use)
         stored = {block for turn in turns.numbered for block in turn.blocks[: turn.stored]}
         kept = Kept(room, policy, stage.works_on, stored)
+        # Blocks that turns so far have left, wherever they are now, or that were there before.
+        self._existing = set(stored)
         between_turns, block_bytes = world.content.between_turns, block_bytes_of(scenario, turns)
         self._keeping = Keeping(self.machine, between_turns, kept, block_bytes, flash_bytes)
 
@@ -90,6 +95,7 @@ class SessionDevice:
         began_s, written_bytes = env.now, keeping.written_bytes
         keeping.adopt(turn.blocks, number)
         found = Found.of(keeping.kept, turn.blocks, self._block, turn.prompt)
+        bound_s = self._bound_s(turn, found, number, arrival_s)
         ask = self._asked(turn, found, number)
         self._check_storage(turn, ask)
         lease = yield from self._room_for(turn, ask)
@@ -112,6 +118,7 @@ class SessionDevice:
             began_s=began_s,
             got_s=got_s,
             first_token_s=times_s[0],
+            bound_s=bound_s,
             end_s=end_s,
             from_memory=self._block * len(found.comes_from("memory")),
             from_flash=self._block * len(found.comes_from("flash")),
@@ -129,6 +136,12 @@ class SessionDevice:
             kept_flash_bytes=keeping.kept.on_flash * keeping.flash_bytes,
         )
         return Told(record, times_s)
+
+    def _bound_s(self, turn: Turn, found: Found, number: int, arrival_s: float) -> float | None:
+        self._existing.update(turn.blocks[n] for n, places in enumerate(found.blocks) if places)
+        least_s = None if self._bound is None else self._bound.least_s(turn, number, arrival_s, self._existing)
+        self._existing.update(turn.leaves)
+        return least_s
 
     def _brought(self, found: Found, load: ContextLoad | None) -> dict[str, float]:
         """Tokens by the path over which their KV came."""

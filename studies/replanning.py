@@ -1,6 +1,7 @@
 """Whether a forecast of the link with its uncertainty makes better plans than a rate and a constant caution.
 
     python studies/replanning.py --every 4 --offsets 2
+    python studies/replanning.py --every 1 --offsets 20 --output out.csv     # all links: 20 minutes
 
 `Ferry` plans with 0.85 of the rate that it sees, and again when that has changed by a tenth. Beside it: a receding
 horizon, and the future itself, which bounds what any forecast can bring. Constants of Ferry were chosen on every second
@@ -8,8 +9,10 @@ link by name (--every 2), and not on the others (--every 2 --first 1).
 """
 
 import argparse
-from collections.abc import Callable
+import csv
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from regret import MEAN_BYTES_PER_S, RTT_S, SEQUENCES, Case, context_of, load_s, price_s
@@ -41,6 +44,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=4, help="take every n-th recorded link by name")
     parser.add_argument("--first", type=int, default=0, help="from this one on")
     parser.add_argument("--offsets", type=int, default=2)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="append every load's regret to this CSV file")
     asked = parser.parse_args()
     names = sorted(catalogue())[asked.first :: asked.every]
     print(f"{len(names)} links, {asked.offsets} offsets each; regret in %")
@@ -48,15 +52,26 @@ def main() -> None:
     for content in ("text", "vlm", "vlm-opposed"):
         found: dict[str, list[float]] = {}
         for name in names:
-            trace = recorded_trace(name)
-            trace = trace.scaled(MEAN_BYTES_PER_S / trace.mean())
-            for k in range(asked.offsets):
-                link = trace.shifted((k + 0.5) / asked.offsets * trace.duration_s)
-                for label, regret in regrets(content, link, k % SEQUENCES):
-                    found.setdefault(label, []).append(100 * regret)
+            rows = []
+            for n, label, regret in on_link(content, name, asked.offsets):
+                found.setdefault(label, []).append(100 * regret)
+                rows.append((content, name, n, label, f"{100 * regret:.4f}"))
+            if asked.output is not None:
+                with asked.output.open("a", newline="") as file:
+                    csv.writer(file).writerows(rows)
         for label, values in found.items():
             median, p95 = np.percentile(values, [50, 95])
             print(f"{content + ': ' + label:36s} {median:8.2f} {p95:8.2f} {max(values):8.2f}", flush=True)
+
+
+def on_link(content: str, name: str, offsets: int) -> Iterator[tuple[int, str, float]]:
+    """(offset, loader, regret) on one recorded link."""
+    trace = recorded_trace(name)
+    trace = trace.scaled(MEAN_BYTES_PER_S / trace.mean())
+    for n in range(offsets):
+        link = trace.shifted((n + 0.5) / offsets * trace.duration_s)
+        for label, regret in regrets(content, link, n % SEQUENCES):
+            yield n, label, regret
 
 
 def regrets(content: str, link: RateTrace, sequence: int) -> list[tuple[str, float]]:
