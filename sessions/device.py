@@ -145,7 +145,7 @@ class SessionDevice:
 
     def _brought(self, found: Found, load: ContextLoad | None) -> dict[str, float]:
         """Tokens by the path over which their KV came."""
-        whole = 0 if self._system.loading.reads and self._stage.works_on == "memory" else len(found.comes_from("flash"))
+        whole = len(found.comes_from("flash")) - len(self._read_in_parts(found))
         if load is None:
             return {"read": self._block * whole}
         token = self._block / (load.progress.problem.layers * load.progress.problem.columns_per_chunk)
@@ -191,13 +191,13 @@ class SessionDevice:
         or, where the loader reads, as a part of the load."""
         env, waits, load = self.machine.env, list[simpy.Event](), None
         began_s = env.now
+        in_parts = self._read_in_parts(found)
         from_flash = found.comes_from("flash") if self._stage.works_on == "memory" else []
-        loaded = found.comes_from("cloud")
-        self._world.content.between_turns.begin(number, [turn.blocks[n] for n in from_flash])
-        if from_flash and self._system.loading.reads:
-            loaded = sorted(loaded + from_flash)
-        elif from_flash:
-            waits.append(self._keeping.read([turn.blocks[n] for n in from_flash], number))
+        whole = [turn.blocks[n] for n in from_flash if n not in in_parts]
+        loaded = sorted({*found.comes_from("cloud"), *in_parts})
+        self._world.content.between_turns.begin(number, whole)
+        if whole:
+            waits.append(self._keeping.read(whole, number))
         if loaded:
             stored = self._world.content.stored(number)
             context = self._loading.context(stored, number, np.array(loaded))
@@ -210,9 +210,15 @@ class SessionDevice:
             self._load_s, self._loaded = self._load_s + env.now - began_s, self._loaded + len(loaded)
         return load
 
+    def _read_in_parts(self, found: Found) -> set[int]:
+        """Returns the blocks on flash that are a part of the load. Behind one that is nowhere they can only be read."""
+        if not self._system.loading.reads or self._stage.works_on != "memory":
+            return set()
+        return {n for n in found.comes_from("flash") if n < found.gap}
+
     def _on_storage(self, turn: Turn, found: Found, blocks: list[int], context: Context) -> OnStorage | None:
         """What a loader that reads finds on flash of these blocks of a prompt; None: nothing, or it does not read."""
-        lies = set(found.comes_from("flash"))
+        lies = self._read_in_parts(found)
         if lies.isdisjoint(blocks):
             return None
         storage, in_cloud = self._scenario.device.storage, set(found.lies_in("cloud"))

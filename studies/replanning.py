@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from regret import MEAN_BYTES_PER_S, RTT_S, SEQUENCES, Case, context_of, load_s, price_s
+from regret import CONTENTS, MEAN_BYTES_PER_S, RTT_S, SEQUENCES, Case, context_of, load_s, price_s
 
 from kvferry.pipelines.loading.workload import load_bound_s
 from kvferry.policies.loading.ferry import Ferry
@@ -44,16 +44,18 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=4, help="take every n-th recorded link by name")
     parser.add_argument("--first", type=int, default=0, help="from this one on")
     parser.add_argument("--offsets", type=int, default=2)
+    parser.add_argument("--contents", nargs="+", choices=CONTENTS, default=["text", "vlm", "vlm-opposed"])
+    parser.add_argument("--few", action="store_true", help="leave out half a deviation, and the future itself")
     parser.add_argument("--output", type=Path, metavar="FILE", help="append every load's regret to this CSV file")
     asked = parser.parse_args()
     names = sorted(catalogue())[asked.first :: asked.every]
     print(f"{len(names)} links, {asked.offsets} offsets each; regret in %")
     print(f"{'':36s} {'median':>8s} {'p95':>8s} {'worst':>8s}")
-    for content in ("text", "vlm", "vlm-opposed"):
+    for content in asked.contents:
         found: dict[str, list[float]] = {}
         for name in names:
             rows = []
-            for n, label, regret in on_link(content, name, asked.offsets):
+            for n, label, regret in on_link(content, name, asked.offsets, asked.few):
                 found.setdefault(label, []).append(100 * regret)
                 rows.append((content, name, n, label, f"{100 * regret:.4f}"))
             if asked.output is not None:
@@ -64,17 +66,17 @@ def main() -> None:
             print(f"{content + ': ' + label:36s} {median:8.2f} {p95:8.2f} {max(values):8.2f}", flush=True)
 
 
-def on_link(content: str, name: str, offsets: int) -> Iterator[tuple[int, str, float]]:
+def on_link(content: str, name: str, offsets: int, few: bool) -> Iterator[tuple[int, str, float]]:
     """(offset, loader, regret) on one recorded link."""
     trace = recorded_trace(name)
     trace = trace.scaled(MEAN_BYTES_PER_S / trace.mean())
     for n in range(offsets):
         link = trace.shifted((n + 0.5) / offsets * trace.duration_s)
-        for label, regret in regrets(content, link, n % SEQUENCES):
+        for label, regret in regrets(content, link, n % SEQUENCES, few):
             yield n, label, regret
 
 
-def regrets(content: str, link: RateTrace, sequence: int) -> list[tuple[str, float]]:
+def regrets(content: str, link: RateTrace, sequence: int, few: bool) -> list[tuple[str, float]]:
     case = Case(content, "all_heads", 16 * 1024, False, "roofline", "roofline")
     context = context_of(content, "all_heads", case.tokens, sequence, "huffman")
     problem = context.problem(partial(price_s, case.truth))
@@ -82,10 +84,11 @@ def regrets(content: str, link: RateTrace, sequence: int) -> list[tuple[str, flo
     loaders: dict[str, Callable[[], Loader]] = {
         "ferry": Ferry,
         "ferry, chain order alone": partial(Ferry, needed_first=False),
-        "horizon, mean less 0.5 deviations": partial(Horizon, 0.5),
         "horizon, mean less 1 deviation": partial(Horizon, 1.0),
-        "the future itself": partial(Foreseen, link),
     }
+    if not few:
+        loaders["horizon, mean less 0.5 deviations"] = partial(Horizon, 0.5)
+        loaders["the future itself"] = partial(Foreseen, link)
     return [(label, load_s(case, make(), context, link) / bound_s - 1) for label, make in loaders.items()]
 
 

@@ -275,7 +275,8 @@ class ContextLoad:
             if not event.ok or _cancelled(event):
                 placed(event)
             else:
-                _then(self.machine.move(kv, "host", "device", request=self.request), placed)
+                # It has come; a real machine takes what it brought from it.
+                _then(self.machine.move(kv, "host", "device", after=(there,), request=self.request), placed)
 
         _then(there, move)
 
