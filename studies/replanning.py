@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="from this one on")
     parser.add_argument("--offsets", type=int, default=2)
     parser.add_argument("--contents", nargs="+", choices=CONTENTS, default=["text", "vlm", "vlm-opposed"])
-    parser.add_argument("--few", action="store_true", help="leave out half a deviation, and the future itself")
+    parser.add_argument("--few", action="store_true", help="ferry and the horizon with one deviation alone")
     parser.add_argument("--output", type=Path, metavar="FILE", help="append every load's regret to this CSV file")
     asked = parser.parse_args()
     names = sorted(catalogue())[asked.first :: asked.every]
@@ -81,12 +81,9 @@ def regrets(content: str, link: RateTrace, sequence: int, few: bool) -> list[tup
     context = context_of(content, "all_heads", case.tokens, sequence, "huffman")
     problem = context.problem(partial(price_s, case.truth))
     bound_s = load_bound_s(problem, np.zeros(problem.compute_s.shape), link, RTT_S, RateTrace.constant(1.0), 0.0)
-    loaders: dict[str, Callable[[], Loader]] = {
-        "ferry": Ferry,
-        "ferry, chain order alone": partial(Ferry, needed_first=False),
-        "horizon, mean less 1 deviation": partial(Horizon, 1.0),
-    }
+    loaders: dict[str, Callable[[], Loader]] = {"ferry": Ferry, "horizon, mean less 1 deviation": partial(Horizon, 1.0)}
     if not few:
+        loaders["ferry, chain order alone"] = partial(Ferry, needed_first=False)
         loaders["horizon, mean less 0.5 deviations"] = partial(Horizon, 0.5)
         loaders["the future itself"] = partial(Foreseen, link)
     return [(label, load_s(case, make(), context, link) / bound_s - 1) for label, make in loaders.items()]
