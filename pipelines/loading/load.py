@@ -231,10 +231,12 @@ class ContextLoad:
             self._settle()
 
     def _link_has_room(self) -> bool:
+        under_way = 2 + 2 * self.pace.decoders
+        if self._on_link < 2 and self._transfers < under_way:
+            return True
         window_bytes = self.loader.window.n_bytes(self._facts)
         if self._on_link >= 2 and self._on_link_bytes >= window_bytes:
             return False
-        under_way = 2 + 2 * self.pace.decoders
         return self._transfers < under_way or self.progress.streaming_bytes < 4 * window_bytes
 
     def _stream_next(self) -> bool:
