@@ -235,9 +235,7 @@ FIGURES: dict[str, Figure] = {
     "context_s": Figure("waits for its context", "low", "until what is known of it is in memory"),
     "question_s": Figure("waits for its question", "low", "until the rest is read and the first token is there"),
     "waits_s": Figure("waits of all turns", "low", "for their first tokens, together"),
-    "waits_bound_s": Figure(
-        "of it needed", None, "clairvoyant bound: with an idle device, all that existed in memory as far as it has room"
-    ),
+    "waits_bound_s": Figure("of it needed", None, "on an idle device, all that existed in memory as far as it fits"),
     "waits_savable_share": Figure("of it savable", "low", "at most, by whatever is kept, loaded and foreseen"),
     "said_by_cloud_share": Figure("said by the cloud", "low", "share of answers' tokens, where a cloud helps"),
     "kept_written_bytes": Figure("of it to keep KV", "low", "written between turns, as memory had no room"),
