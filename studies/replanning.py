@@ -1,7 +1,7 @@
 """Whether a forecast of the link with its uncertainty makes better plans than a rate and a constant caution.
 
     python studies/replanning.py --every 4 --offsets 2
-    python studies/replanning.py --every 1 --offsets 20 --output out.csv     # all links: 20 minutes
+    python studies/replanning.py --every 1 --offsets 20 --few --output out.csv     # all links
 
 `Ferry` plans with 0.85 of the rate that it sees, and again when that has changed by a tenth. Beside it: a receding
 horizon, and the future itself, which bounds what any forecast can bring. Constants of Ferry were chosen on every second
