@@ -42,7 +42,9 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     those came that were not in memory; ``ttft_by_..._s``: mean over the turns most of whose came so.
     ``answer_s``: from a question to the last token of its answer, mean. ``queue_s``, ``context_s``, ``question_s``:
     parts of a turn's wait for its first token, means: until the device turns to it, until what is known of its prompt
-    is there, and until the rest is read. ``said_by_cloud_share``: of answers' tokens, those of a cloud that helps.
+    is there, and until the rest is read. ``waits_s``: for first tokens, of all turns together, ``waits_bound_s``: what
+    no system could save of it, whatever it keeps, loads and foresees, and ``waits_savable_share``: of the waits, the
+    others. ``said_by_cloud_share``: of answers' tokens, those of a cloud that helps.
     ``attended_...``, ``attention_...``: as of decoding, over the tokens of all answers.
     ``kept_written_bytes``: written to flash between turns. ``flash_written_per_day_bytes``: by all, and
     ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``: of the device.
@@ -72,6 +74,11 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     found["queue_s"] = float(np.mean([turn.began_s - turn.arrival_s for turn in turns]))
     found["context_s"] = float(np.mean([turn.got_s - turn.began_s for turn in turns]))
     found["question_s"] = float(np.mean([turn.first_token_s - turn.got_s for turn in turns]))
+    found["waits_s"] = float(sum(turn.first_token_s - turn.arrival_s for turn in turns))
+    bounds_s = [turn.bound_s for turn in turns if turn.bound_s is not None]
+    if len(bounds_s) == len(turns):
+        found["waits_bound_s"] = float(sum(bounds_s))
+        found["waits_savable_share"] = 1.0 - found["waits_bound_s"] / found["waits_s"] if found["waits_s"] else 0.0
     found |= _attention(turns)
     if said := sum(turn.said_by_cloud for turn in turns):
         found["said_by_cloud_share"] = said / sum(turn.output for turn in turns)
@@ -115,6 +122,8 @@ def turns_columns(turns: tuple[TurnRecord, ...]) -> Mapping[str, Any]:
     columns = {key: whole([getattr(turn, key) for turn in turns]) for key in counts}
     columns |= {key: real([getattr(turn, key) for turn in turns]) for key in (*times, *sizes)}
     columns["ttft_s"] = real([turn.first_token_s - turn.arrival_s for turn in turns])
+    if all(turn.bound_s is not None for turn in turns):
+        columns["bound_s"] = real([turn.bound_s for turn in turns])
     columns["mostly_from"] = text([mostly_from(turn) for turn in turns])
     columns["mostly_by"] = text([mostly_by(turn) for turn in turns])
     return columns

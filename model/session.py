@@ -17,6 +17,8 @@ from kvferry.model.attention import Attention, dense
 from kvferry.model.decoder import Decoder, Rotary
 from kvferry.model.decoders import decoder_of
 from kvferry.model.kv import NotReady, SessionKv
+from kvferry.model.models import window_of
+from kvferry.model.request_session import step
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.traces.chunks import CHUNK_TOKENS
 
@@ -39,7 +41,7 @@ class RoomLayer(DynamicLayer):  # type: ignore[misc]
         super().__init__()
         self._kv, self._l, self._tenant = kv, l, kv.tenant
         self.lazy_initialization(kv.keys, kv.values)
-        self._show(kv.total_tokens)
+        self.show(kv.total_tokens)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -48,17 +50,52 @@ class RoomLayer(DynamicLayer):  # type: ignore[misc]
             raise KvferryError("this cache was replaced by a newer one of the same session")
         kv, begin = self._kv, self.keys.shape[-2]
         end = begin + key_states.shape[-2]
-        # What did not fit into the room was copied out of it, as is a cache repeated for several answers.
-        if end > kv.capacity or self.keys.data_ptr() != kv.keys[self._l].data_ptr():
+        if end > kv.capacity or not self.in_room:
             return super().update(key_states, value_states, *args, **kwargs)
         kv.keys[self._l, :, :, begin:end] = key_states
         kv.values[self._l, :, :, begin:end] = value_states
-        self._show(end)
+        self.show(end)
         return self.keys, self.values
 
-    def _show(self, tokens: int) -> None:
+    @property
+    def in_room(self) -> bool:
+        """False for what did not fit and was copied out of it, as is a cache repeated for several answers, and for one
+        that was replaced."""
+        return self._kv.tenant is self._tenant and bool(self.keys.data_ptr() == self._kv.keys[self._l].data_ptr())
+
+    def show(self, tokens: int) -> None:
         self.keys = self._kv.keys[self._l, :, :, :tokens]
         self.values = self._kv.values[self._l, :, :, :tokens]
+
+
+class _InRoom:
+    """A Growing: what stands in the room behind the context of `kv`, which `cache` has too once it is ``shown``."""
+
+    def __init__(self, kv: SessionKv, cache: DynamicCache, history: list[int]) -> None:
+        self._kv, self._layers, self.history = kv, cache.layers, history
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for one more token, and the cache has not left it."""
+        layers: list[RoomLayer] = self._layers
+        return len(self.history) < self._kv.capacity and layers[0].in_room
+
+    def shown(self) -> None:
+        for layer in self._layers:
+            if layer.in_room:
+                layer.show(len(self.history))
+
+    def make_room(self, decoder: Decoder, tokens: int) -> None:
+        """There is room where it `fits`."""
+
+    def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As RequestSession does."""
+        begin = len(self.history)
+        end = begin + keys.shape[1]
+        both = self._kv.keys[layer, 0], self._kv.values[layer, 0]
+        for side, new in zip(both, (keys, values), strict=True):
+            side[:, begin:end] = new
+        return both[0][:, :end], both[1][:, :end]
 
 
 class Session:
@@ -154,6 +191,13 @@ class Session:
         ids = self._ids(tokens)
         if self._cache is None:
             self._cache = self.cache()
+            self._behind = _InRoom(self.kv, self._cache, self.context[0].tolist())
+        behind = self._behind
+        if len(tokens) == 1 and behind.fits:
+            # As wherever answers are decoded token by token: one way, and one time.
+            return step(self.decoder, self._rotary_to(len(behind.history) + 1), [behind], list(tokens))[-1]
+        behind.shown()
+        behind.history += ids[0].tolist()
         logits: torch.Tensor = self.decoder.model(ids, past_key_values=self._cache, logits_to_keep=1).logits
         return logits[0, -1]
 
@@ -190,6 +234,13 @@ class Session:
         start = self.kv.starts[t]
         cos, sin = self._rotary
         return cos[:, :, start : start + self.kv.tokens[t]], sin[:, :, start : start + self.kv.tokens[t]]
+
+    def _rotary_to(self, tokens: int) -> Rotary:
+        """Of this many positions, and as many more as there is room for, and as the model's window allows."""
+        if self._rotary[0].shape[2] < tokens:
+            most = window_of(self.decoder.model.config) or self.kv.capacity
+            self._rotary = self.decoder.rotary(max(tokens, min(self.kv.capacity, most)))
+        return self._rotary
 
     def _ids(self, tokens: Sequence[int]) -> torch.Tensor:
         ids = torch.tensor([list(tokens)], dtype=torch.long)

@@ -202,6 +202,8 @@ class TurnRecord:
     # Kept once it was over.
     kept_memory_bytes: float = 0.0
     kept_flash_bytes: float = 0.0
+    # No system could have had its first token sooner after it came; None: not known.
+    bound_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from kvferry.pipelines.workload import Infeasible
 from kvferry.policies.keep.eviction import Block, eviction
 from kvferry.policies.keep.kept import Kept, Room
 from kvferry.sessions.answering import Answered, AnswerStage, Ask
+from kvferry.sessions.bound import wait_bound
 from kvferry.sessions.forecast import Forecast
 from kvferry.sessions.found import Found
 from kvferry.sessions.keeping import Keeping
@@ -50,6 +51,7 @@ class SessionDevice:
         turns: Turns,
         room: Room,
         link_bytes_per_s: float,
+        uses_cloud: bool,
     ) -> None:
         self._world, self._scenario, self._system = world, scenario, system
         self.machine, self._stage, self._block = world.machine, stage, turns.block
@@ -57,6 +59,7 @@ class SessionDevice:
         self._estimate_s = price_s(scenario, scenario.costs.estimate)
         available = world.rates.available.rate_at
         self._loading = LoadingStage(scenario, system.loading, link_bytes_per_s, self._estimate_s, available)
+        self._bound = wait_bound(world, scenario, system, stage, turns, self._loading, uses_cloud)
         # Seconds per block of loads so far, and by place what computing a block takes.
         self._load_s, self._loaded = 0.0, 0
         self._computed_s: dict[int, float] = {}
@@ -64,6 +67,8 @@ class SessionDevice:
         policy = eviction(system.evict, regain_s=self._regain_s, next_use=self._forecast.next_use)
         stored = {block for turn in turns.numbered for block in turn.blocks[: turn.stored]}
         kept = Kept(room, policy, stage.works_on, stored)
+        # Blocks that turns so far have left, wherever they are now, or that were there before.
+        self._existing = set(stored)
         between_turns, block_bytes = world.content.between_turns, block_bytes_of(scenario, turns)
         self._keeping = Keeping(self.machine, between_turns, kept, block_bytes, flash_bytes)
 
@@ -90,6 +95,7 @@ class SessionDevice:
         began_s, written_bytes = env.now, keeping.written_bytes
         keeping.adopt(turn.blocks, number)
         found = Found.of(keeping.kept, turn.blocks, self._block, turn.prompt)
+        bound_s = self._bound_s(turn, found, number, arrival_s)
         ask = self._asked(turn, found, number)
         self._check_storage(turn, ask)
         lease = yield from self._room_for(turn, ask)
@@ -112,6 +118,7 @@ class SessionDevice:
             began_s=began_s,
             got_s=got_s,
             first_token_s=times_s[0],
+            bound_s=bound_s,
             end_s=end_s,
             from_memory=self._block * len(found.comes_from("memory")),
             from_flash=self._block * len(found.comes_from("flash")),
@@ -130,9 +137,15 @@ class SessionDevice:
         )
         return Told(record, times_s)
 
+    def _bound_s(self, turn: Turn, found: Found, number: int, arrival_s: float) -> float | None:
+        self._existing.update(turn.blocks[n] for n, places in enumerate(found.blocks) if places)
+        least_s = None if self._bound is None else self._bound.least_s(turn, number, arrival_s, self._existing)
+        self._existing.update(turn.leaves)
+        return least_s
+
     def _brought(self, found: Found, load: ContextLoad | None) -> dict[str, float]:
         """Tokens by the path over which their KV came."""
-        whole = 0 if self._system.loading.reads and self._stage.works_on == "memory" else len(found.comes_from("flash"))
+        whole = len(found.comes_from("flash")) - len(self._read_in_parts(found))
         if load is None:
             return {"read": self._block * whole}
         token = self._block / (load.progress.problem.layers * load.progress.problem.columns_per_chunk)
@@ -178,13 +191,13 @@ class SessionDevice:
         or, where the loader reads, as a part of the load."""
         env, waits, load = self.machine.env, list[simpy.Event](), None
         began_s = env.now
+        in_parts = self._read_in_parts(found)
         from_flash = found.comes_from("flash") if self._stage.works_on == "memory" else []
-        loaded = found.comes_from("cloud")
-        self._world.content.between_turns.begin(number, [turn.blocks[n] for n in from_flash])
-        if from_flash and self._system.loading.reads:
-            loaded = sorted(loaded + from_flash)
-        elif from_flash:
-            waits.append(self._keeping.read([turn.blocks[n] for n in from_flash], number))
+        whole = [turn.blocks[n] for n in from_flash if n not in in_parts]
+        loaded = sorted({*found.comes_from("cloud"), *in_parts})
+        self._world.content.between_turns.begin(number, whole)
+        if whole:
+            waits.append(self._keeping.read(whole, number))
         if loaded:
             stored = self._world.content.stored(number)
             context = self._loading.context(stored, number, np.array(loaded))
@@ -197,9 +210,15 @@ class SessionDevice:
             self._load_s, self._loaded = self._load_s + env.now - began_s, self._loaded + len(loaded)
         return load
 
+    def _read_in_parts(self, found: Found) -> set[int]:
+        """Returns the blocks on flash that are a part of the load. Behind one that is nowhere they can only be read."""
+        if not self._system.loading.reads or self._stage.works_on != "memory":
+            return set()
+        return {n for n in found.comes_from("flash") if n < found.gap}
+
     def _on_storage(self, turn: Turn, found: Found, blocks: list[int], context: Context) -> OnStorage | None:
         """What a loader that reads finds on flash of these blocks of a prompt; None: nothing, or it does not read."""
-        lies = set(found.comes_from("flash"))
+        lies = self._read_in_parts(found)
         if lies.isdisjoint(blocks):
             return None
         storage, in_cloud = self._scenario.device.storage, set(found.lies_in("cloud"))

@@ -26,9 +26,10 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
     if scenario.model.latent is not None:
         what = "has a latent cache (model.latent), and contexts are stored as keys and values of heads"
         yield Complaint(("model",), f"{scenario.model.name} {what}; a model without it would do")
+    block = workload.block or USUAL_BLOCK
     if workload.trace is not None:
         try:
-            turns_of(workload, scenario.seed)
+            block = turns_of(workload, scenario.seed).block
         except InputError as error:
             yield Complaint(("workload", "trace"), str(error).removeprefix("workload.trace: "))
     at = ("policies", "decode") if "decode" in scenario.policies else ("system",)
@@ -46,7 +47,6 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
     needs_storage = "flash" in system.places or roles.placement.away == "storage"
     if needs_storage and scenario.device.storage is None:
         yield without_storage(scenario, f"is missing, on which {scenario.system} keeps KV")
-    block = workload.block or USUAL_BLOCK
     block_bytes = block * scenario.model.kv_bytes_per_token
     for place in ("memory", "flash"):
         kept_bytes = getattr(budget, f"kept_{place}_bytes")

@@ -34,6 +34,11 @@ class Found:
         return next((n for n, places in enumerate(self.blocks) if place not in places), len(self.blocks))
 
     @property
+    def gap(self) -> int:
+        """Returns the first block that lies nowhere, behind which nothing can be computed before it is."""
+        return next((n for n, places in enumerate(self.blocks) if not places), len(self.blocks))
+
+    @property
     def computed(self) -> int:
         """Returns the tokens whose KV is nowhere."""
         return self.prompt - self.tokens * sum(map(bool, self.blocks))

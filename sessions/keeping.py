@@ -108,7 +108,7 @@ class Keeping:
     def parts(self, blocks: Sequence[int], shape: tuple[int, int, int]) -> "Parts":
         """Returns where the units of these blocks lie on flash: ``shape`` [T, L, C], a T for each block."""
         places = np.array([self._places.get(block, -1) for block in blocks])
-        return Parts(places, int(self.flash_bytes), shape)
+        return Parts(places, int(self.flash_bytes), int(self.block_bytes), blocks, shape)
 
     def _moved(self, blocks: Sequence[int], source: Any, to: Any, turn: int) -> Ticket:
         size, ordered = int(self.flash_bytes), sorted(blocks, key=self._places.__getitem__)
@@ -118,12 +118,20 @@ class Keeping:
 
 
 class Parts:
-    """The units [T, L, C] of blocks on flash, each block's own one behind the other. ``places`` [T]: of the blocks in
-    the file; below 0: it does not lie there."""
+    """The units [T, L, C] of `blocks` on flash, each block's own one behind the other: `block_bytes` at the beginning
+    of a place of `place_bytes`. ``places`` [T]: of the blocks in the file; below 0: it does not lie there."""
 
-    def __init__(self, places: np.ndarray, block_bytes: int, shape: tuple[int, int, int]) -> None:
-        edges = block_bytes * np.arange(shape[1] * shape[2] + 1) // (shape[1] * shape[2])
-        self._begins = (places[:, None] * block_bytes + edges[:-1]).ravel()
+    def __init__(
+        self,
+        places: np.ndarray,
+        place_bytes: int,
+        block_bytes: int,
+        blocks: Sequence[int],
+        shape: tuple[int, int, int],
+    ) -> None:
+        self._blocks, self._each = blocks, shape[1] * shape[2]
+        edges = block_bytes * np.arange(self._each + 1) // self._each
+        self._begins = (places[:, None] * place_bytes + edges[:-1]).ravel()
         self._lengths = np.broadcast_to(np.diff(edges), (shape[0], len(edges) - 1)).ravel()
         self.longest_bytes = int(self._lengths.max())
         there = np.broadcast_to((places >= 0)[:, None, None], shape)
@@ -132,4 +140,5 @@ class Parts:
     def extents(self, units: Sequence[int]) -> Extents:
         """Returns where these units lie, which do lie there."""
         asked = list(units)
-        return Extents(self._begins[asked], self._lengths[asked])
+        blocks = [self._blocks[unit // self._each] for unit in asked]
+        return Extents(self._begins[asked], self._lengths[asked], blocks=blocks)

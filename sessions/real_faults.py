@@ -13,21 +13,15 @@ def real_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Complaint
     def at(role: str) -> tuple[str, ...]:
         return ("policies", role) if role in scenario.policies else ("system",)
 
-    live, workload, budget = scenario.session.live, scenario.session.workload, scenario.session.budget
+    live, budget = scenario.session.live, scenario.session.budget
     if not system.decoding.roles.all_in_memory:
         what = f"{system.decode} decodes from KV elsewhere than in memory, which backend torch does for one batch alone"
         yield Complaint(at("decode"), f"{what}; policies.decode: vllm would do")
-    if system.loading.reads:
-        what = f"{system.load} reads units of blocks while it loads, and backend torch reads whole blocks"
-        yield Complaint(at("load"), f"{what}; policies.load: ferry would do")
     if "cloud" in system.places:
         what = f"keep: {system.keep} sends KV to the cloud, and backend torch has there what conversations are about"
         yield Complaint(at("keep"), f"{what}; keep: memory-flash would do")
     if system.assisting is not None:
         yield Complaint(at("assist"), "backend torch answers turns on the device alone; leave assist out")
-    if workload.trace is not None:
-        what = "has lengths and hash ids, and backend torch needs texts that go on from its own answers"
-        yield Complaint(("workload", "trace"), f"{what}; leave trace out")
     if "flash" in system.places and budget.kept_flash_bytes is None:
         what = "is missing: a real file is as large as what may be kept in it"
         yield Complaint(("budget", "kept_flash"), f"{what}; kept_flash: 1 GiB would do")

@@ -104,7 +104,14 @@ class SessionFlow:
         env, queue = world.machine.env, simpy.Resource(world.machine.env)
         link_bytes_per_s = world.rates.link.mean() if self._uses_cloud else 0.0
         self._device = device = SessionDevice(
-            world, self._scenario, self._system, self._stage, self._turns, self._room, link_bytes_per_s
+            world,
+            self._scenario,
+            self._system,
+            self._stage,
+            self._turns,
+            self._room,
+            link_bytes_per_s,
+            self._uses_cloud and self._system.codec is not None,
         )
         first = 0
         users = []

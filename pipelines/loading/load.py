@@ -231,11 +231,13 @@ class ContextLoad:
             self._settle()
 
     def _link_has_room(self) -> bool:
+        few = self._transfers < 2 + 2 * self.pace.decoders
+        if few and self._on_link < 2:
+            return True
         window_bytes = self.loader.window.n_bytes(self._facts)
         if self._on_link >= 2 and self._on_link_bytes >= window_bytes:
             return False
-        under_way = 2 + 2 * self.pace.decoders
-        return self._transfers < under_way or self.progress.streaming_bytes < 4 * window_bytes
+        return few or self.progress.streaming_bytes < 4 * window_bytes
 
     def _stream_next(self) -> bool:
         units, level = self._wanted_streams()
@@ -265,7 +267,7 @@ class ContextLoad:
         """Put KV that a ticket brings into host memory where attention can read it, then call `placed`.
 
         A copy in its queue holds up those behind it until its bytes have come. With two ways into host memory, each is
-        handed over when they have.
+        handed over when they have: from `there` a real machine takes what came.
         """
         if self._local is None:
             _then(self.machine.move(kv, "host", "device", after=(there,), request=self.request), placed)
@@ -275,7 +277,7 @@ class ContextLoad:
             if not event.ok or _cancelled(event):
                 placed(event)
             else:
-                _then(self.machine.move(kv, "host", "device", request=self.request), placed)
+                _then(self.machine.move(kv, "host", "device", after=(there,), request=self.request), placed)
 
         _then(there, move)
 

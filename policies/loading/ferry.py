@@ -53,15 +53,18 @@ class Throughput:
         self._done = 0.0
         self._busy = False
 
+    def due(self, now_s: float) -> bool:
+        """Whether a step is over, so that a look changes something."""
+        return self._at_s is None or now_s - self._at_s >= self._step_s
+
     def look(self, now_s: float, done: float, busy: bool) -> None:
         """Update with the total `done` by now; `busy`: more is under way. A step counts if it began and ended busy."""
-        if self._at_s is not None:
-            if now_s - self._at_s < self._step_s:
-                return
-            if self._busy and busy:
-                elapsed_s = now_s - self._at_s
-                seen_per_s = (done - self._done) / elapsed_s
-                self.per_s += (1 - exp(-elapsed_s / self._memory_s)) * (seen_per_s - self.per_s)
+        if not self.due(now_s):
+            return
+        if self._at_s is not None and self._busy and busy:
+            elapsed_s = now_s - self._at_s
+            seen_per_s = (done - self._done) / elapsed_s
+            self.per_s += (1 - exp(-elapsed_s / self._memory_s)) * (seen_per_s - self.per_s)
         self._at_s, self._done, self._busy = now_s, done, busy
 
 
@@ -164,6 +167,8 @@ class Ferry:
         """Update the computable units and observed rates; plan again if the exchange rate changed."""
         for unit in self._ready.news(progress):
             heappush(self._computable, (self._rank[unit], unit))
+        if not self._link.due(facts.now_s):
+            return  # both rates are as they were
         self._link.look(facts.now_s, progress.streamed_bytes, progress.units_streaming > 0)
         works = progress.units_computing > 0 and not facts.starting_s
         self._processor.look(facts.now_s, progress.computed_s, works)

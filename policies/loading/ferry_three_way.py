@@ -85,11 +85,14 @@ class ThreeWayFerry:
             (progress.streamed_bytes, progress.units_streaming > 0),
             (progress.read_bytes, progress.units_reading > 0),
         )
+        changed = self._rates[COMPUTE].due(facts.now_s)
         for rate, (done, busy) in zip(self._rates, seen, strict=True):
             rate.look(facts.now_s, done, busy)
         for unit in self._ready.news(progress):
             if unit in self._rank:
                 heappush(self._computable, (self._rank[unit], unit))
+        if not changed:
+            return
         seconds = self._seconds()
         drift = [log(now / then) for now, then in zip(seconds, self._divided_at, strict=True)]
         if max(drift) - min(drift) > log(_REPLAN_FACTOR):

@@ -67,6 +67,8 @@ class LoadProblem:
 
     def place(self, unit: int) -> tuple[int, int, int]:
         """(t, l, c) of a flat index."""
+        if self.columns_per_chunk == 1:
+            return (*divmod(unit, self.layers), 0)
         rest, c = divmod(unit, self.columns_per_chunk)
         t, l = divmod(rest, self.layers)
         return t, l, c

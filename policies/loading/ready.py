@@ -27,6 +27,8 @@ class Ready:
         """Units that have become computable since the last call; the first call returns all that are."""
         if not self._begun:
             return self._all(progress)
+        if len(progress.handed_over) == self._handed_over and len(progress.delivered) == self._delivered:
+            return []
         found: dict[int, None] = {}  # in order, each once
         for unit in progress.handed_over[self._handed_over :]:
             t, l, c = self._problem.place(unit)

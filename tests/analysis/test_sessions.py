@@ -61,6 +61,16 @@ def test_where_prompts_came_from_and_by_which_path() -> None:
     assert [3 * found[key] for key in ("queue_s", "context_s", "question_s")] == pytest.approx([1.0, 2.0, 6.0])
 
 
+def test_what_could_be_saved_of_all_waits() -> None:
+    bounded = tuple(replace(one, bound_s=bound_s) for one, bound_s in zip(TURNS, (4.0, 0.25, 0.25), strict=True))
+    found = session_metrics(replace(RUN, sessions=Sessions(turns=bounded)), None)
+    assert (found["waits_s"], found["waits_bound_s"]) == pytest.approx((9.0, 4.5))
+    assert found["waits_savable_share"] == pytest.approx(0.5)
+    assert turns_columns(bounded)["bound_s"].to_pylist() == [4.0, 0.25, 0.25]
+    unknown = session_metrics(RUN, None)
+    assert unknown["waits_s"] == pytest.approx(9.0) and "waits_bound_s" not in unknown
+
+
 def attending(tokens: float, of: float, mass: AttentionMass | None) -> TurnAttention:
     return TurnAttention(tokens=tokens, of=of, mass=mass)
 

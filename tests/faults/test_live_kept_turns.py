@@ -65,17 +65,23 @@ MIDWAY = """
 """
 
 
+THREE_WAYS: dict[str, Any] = {"system": "three-way", "policies": {"keep": "memory-flash"}}
+
+
 @pytest.mark.parametrize(
-    ("share", "write"),
+    ("share", "write", "system"),
     [
-        pytest.param(0.0, 2, marks=pytest.mark.long),
-        (0.4, 3),
-        pytest.param(0.4, 5, marks=pytest.mark.long),
-        pytest.param(1.0, 3, marks=pytest.mark.long),
+        pytest.param(0.0, 2, {}, marks=pytest.mark.long),
+        (0.4, 3, {}),
+        pytest.param(0.4, 5, {}, marks=pytest.mark.long),
+        pytest.param(1.0, 3, {}, marks=pytest.mark.long),
+        pytest.param(0.4, 3, THREE_WAYS, marks=pytest.mark.long),
+        pytest.param(1.0, 3, THREE_WAYS, marks=pytest.mark.long),
     ],
 )
-def test_killed_in_a_write(tmp_path: Path, whole: Any, share: float, write: int) -> None:
-    described = changed(kept_by(tmp_path / "kept.kv"), budget={"kept_memory": "256 KiB", "kept_flash": "1280 KiB"})
+def test_killed_in_a_write(tmp_path: Path, whole: Any, share: float, write: int, system: dict[str, Any]) -> None:
+    budget = {"kept_memory": "256 KiB", "kept_flash": "1280 KiB"}
+    described = changed(kept_by(tmp_path / "kept.kv"), budget=budget, **system)
     command = [sys.executable, "-c", textwrap.dedent(MIDWAY), json.dumps(described), str(share), str(write)]
     assert subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
     again = ran(described)

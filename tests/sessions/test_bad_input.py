@@ -143,3 +143,12 @@ def test_a_recording_over_a_drawn_workload_is_told_how_to_replace_it(tmp_path: P
     assert "and the workload says context, output, spread, contexts, too; leave these out" in said
     (instead,) = re.findall("--set '(.+)'", said)
     assert load_scenario("session/day", [instead.replace("FILE", str(log))]).session.workload.turns == 2
+
+
+def test_a_budget_is_too_small_for_the_blocks_of_a_logs_hash_ids(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n')
+    workload = f"workload={{kind: session, trace: {path}, turns: 1}}"
+    # 512 tokens take 256 KiB, more than the 128 KiB that the scenario keeps.
+    with pytest.raises(InputError, match=re.escape("budget.kept_memory: 131.1 kB hold no block of 512 tokens")):
+        ran(workload)

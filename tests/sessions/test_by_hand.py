@@ -83,6 +83,16 @@ def test_three_turns() -> None:
     assert third.kept_memory_bytes == 800 * 512
 
 
+def test_the_least_wait_is_for_what_is_new() -> None:
+    # All that came before may have been in memory: 1,100 tokens are new, then 111, then 122.
+    assert [one.bound_s for one in turns()] == pytest.approx([1.1, 0.111, 0.122])
+    # Whatever becomes of it.
+    assert [one.bound_s for one in turns("policies.keep=drop")] == pytest.approx([1.1, 0.111, 0.122])
+    # Two at once ask about one context: neither waits for the other's answer at best.
+    at_once = turns("workload.turns=2", "workload.at_once=2")
+    assert [one.bound_s for one in at_once] == pytest.approx([1.1, 0.1])
+
+
 def test_what_an_earlier_run_has_left_on_flash_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     write, places = SimMachine.write, list[list[int]]()
 
@@ -190,8 +200,9 @@ class PathsByHand(LayersByHand):
         if isinstance(op, PrefillHead):
             # One of two heads.
             return np.asarray(op.tokens, float) * self._prefill_s / 4 / 2
-        tokens = np.asarray(op.tokens, float) if isinstance(op, Project | Advance) else np.zeros(1)
-        return tokens * self._prefill_s / 4 * isinstance(op, Project)
+        if not isinstance(op, Project | Advance):
+            return super().durations_s(op)
+        return np.asarray(op.tokens, float) * self._prefill_s / 4 * isinstance(op, Project)
 
     def cost(self, op: Op) -> Cost:
         return (
@@ -223,6 +234,23 @@ def test_three_like_paths_bring_a_third_each() -> None:
     assert (second.from_flash, second.from_cloud, second.computed) == (1100, 0, 111)
     # A unit is a quarter of a block of 100 tokens.
     assert (second.read, second.streamed) == (25 * second.units_read, 25 * second.units_streamed)
+
+
+@pytest.mark.parametrize(
+    ("room", "seconds"),
+    [
+        # All is in memory but for the question, which takes 100 ms in the first turn and 111 in the second.
+        (["budget.kept_memory=1 MB"], [0.1, 0.111]),
+        # One block has room: 36 of 40 layers of blocks come within the first wait, and 40 of 44 within the second. One
+        # of each block is free; the others come at 40 a second by each of three paths, but for the time in which the
+        # processor reads the question: that of 4, and of 4.44.
+        (["budget.kept_memory=51200 B"], [(26 + 4) / 120, (40 - 11 + 4.44) / 120]),
+    ],
+)
+def test_what_memory_has_no_room_for_comes_within_the_least_wait(room: list[str], seconds: list[float]) -> None:
+    found = turns("policies.keep=memory-flash-cloud", *room, of=THREE_WAYS)
+    assert [one.bound_s for one in found] == pytest.approx(seconds, rel=1e-5)
+    assert all(one.bound_s < one.first_token_s - one.arrival_s for one in found if one.bound_s is not None)
 
 
 def test_a_unit_of_one_head_is_half_of_a_layers_where_there_are_two() -> None:

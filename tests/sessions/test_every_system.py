@@ -46,6 +46,9 @@ def check(run: Run | None) -> None:
         assert turn.from_memory + turn.from_flash + turn.from_cloud + turn.computed == turn.prompt
         assert turn.arrival_s <= turn.began_s <= turn.got_s <= turn.first_token_s <= turn.end_s
         assert turn.kept_memory_bytes <= 128 * 1024
+        # A first token is there no sooner than it can be.
+        assert turn.bound_s is not None
+        assert turn.bound_s <= (turn.first_token_s - turn.arrival_s) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("decode", DECODE_SYSTEMS)

@@ -25,12 +25,16 @@ class KvOfConversations:
     """A KvBetweenTurns. The environment's thread calls its members, the storage's ``source``, the one that copies
     ``place`` and ``load``, and the processor's asks for ``session`` once what it needs has been read.
 
-    ``answers``: token ids by turn. ``found_earlier``: what `found` has returned, by turn.
+    ``answers``: token ids by turn. ``found_earlier``: what `found` has returned, by turn. `place_bytes`: of a block in
+    the file.
     """
 
-    def __init__(self, turns: Turns, texts: Texts, new_session: NewSession, file: KeptBlocks | None) -> None:
+    def __init__(
+        self, turns: Turns, texts: Texts, new_session: NewSession, file: KeptBlocks | None, place_bytes: int
+    ) -> None:
         self._turns, self._texts, self._new_session, self._file = turns.numbered, texts, new_session, file
         self.answers: dict[int, list[int]] = {}
+        self._place_bytes = place_bytes
         self.found_earlier: dict[int, dict[int, int]] = {}
         # KV [layers, 2, heads, block, head_dim] of the blocks that stay in memory.
         self._memory: dict[int, torch.Tensor] = {}
@@ -89,12 +93,12 @@ class KvOfConversations:
             rest, head = divmod(chunk, kv.heads)
             self._session.session.load(*divmod(rest, kv.layers), head, keys, values)
 
-    def place(self, extents: Extents, data: Data) -> None:
-        """Takes in blocks that were read."""
-        assert extents.blocks is not None and self._session is not None
-        blocks = self._turns[self._number].blocks
-        for block, view in zip(extents.blocks, data.views, strict=True):
-            self._session.put_block(blocks.index(block), self._unpacked(view))
+    def place(self, extents: Extents, data: Data, turn: int | None) -> None:
+        """Takes in blocks that were read, or layers of them. What lost a race may come after its turn."""
+        assert extents.blocks is not None
+        if turn == self._number and self._session is not None:
+            for (offset, _), block, view in zip(extents, extents.blocks, data.views, strict=True):
+                self._take_in(self._session, block, offset, view)
         data.release()
         self._awaited -= set(extents.blocks)
         if not self._awaited:
@@ -124,10 +128,17 @@ class KvOfConversations:
         assert self._session is not None
         return self._session.block_of(self._turns[self._number].leaves.index(block))
 
-    def _unpacked(self, view: memoryview) -> torch.Tensor:
-        assert self._session is not None
-        kv = self._session.kv
-        shape = (kv.layers, 2, kv.heads, self._session.block, kv.head_dim)
-        raw = torch.from_numpy(np.frombuffer(view, np.uint8).copy())
-        n_bytes = int(np.prod(shape)) * kv.dtype.itemsize
-        return raw[:n_bytes].view(kv.dtype).reshape(shape)
+    def _take_in(self, turn: TurnSession, block: int, offset: int, view: memoryview) -> None:
+        """Takes in a block of a turn, or one layer of it, by where it begins in its place."""
+        kv, number = turn.kv, self._turns[self._number].blocks.index(block)
+        shape = (2, kv.heads, turn.block, kv.head_dim)
+        layer_bytes = int(np.prod(shape)) * kv.dtype.itemsize
+        layers = min(kv.layers, len(view) // layer_bytes)
+        raw = torch.from_numpy(np.frombuffer(view, np.uint8, layers * layer_bytes).copy())
+        came = raw.view(kv.dtype).reshape(layers, *shape)
+        if layers == kv.layers:
+            turn.put_block(number, came)
+        elif turn.session is not None:
+            first = offset % self._place_bytes // layer_bytes
+            for n, (keys, values) in enumerate(came):
+                turn.session.load(number, first + n, None, keys, values)

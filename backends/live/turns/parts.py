@@ -3,10 +3,12 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -22,6 +24,7 @@ from kvferry.backends.live.turns.runner import TurnRunner
 from kvferry.backends.live.turns.texts import Ids, Texts
 from kvferry.backends.needs import KvOfTurns, KvOfTurnsInCloud
 from kvferry.backends.world import Inputs, Say
+from kvferry.codecs.sizes import Encoding
 from kvferry.disk.block_sums import BlockSums
 from kvferry.disk.direct_storage import Data, Storage
 from kvferry.disk.kept_blocks import KeptBlocks
@@ -35,8 +38,10 @@ from kvferry.model.turn_session import TurnSession
 from kvferry.specs.budget import ContextReuseBudget
 from kvferry.specs.errors import InputError
 from kvferry.specs.live import ContextReuseLive
+from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import ContextReuseSpec
+from kvferry.traces.chunks import causal_blocks
 from kvferry.traces.stored import StoredContext
 from kvferry.traces.turn import Turn
 
@@ -58,6 +63,7 @@ class TurnParts(MachineParts):
         self._rotary = decoder_of(self.model, latent=False).rotary(longest.prompt + longest.output)
         texts = Texts(need.turns, prompts)
         codec = need.codec if isinstance(need, KvOfTurnsInCloud) else None
+        self._in_cloud = codec is not None
         self._file: KeptBlocks | None = None
         if need.places:
             self._file = _kept_file(scenario, need, self.model, prompts.tokenizer, codec, self._name_of, stack)
@@ -65,12 +71,15 @@ class TurnParts(MachineParts):
                 say(f"live.kv_file: {self._file.dropped:,} blocks are not whole any more, and are computed again")
             if self._file.storage.note is not None:
                 say(self._file.storage.note)
-        self.between_turns = self._kv = KvOfConversations(need.turns, texts, self._new_session, self._file)
+        self.between_turns = self._kv = KvOfConversations(
+            need.turns, texts, self._new_session, self._file, need.place_bytes
+        )
         # Before the machine is, so that it is closed after it.
         stack.enter_context(closing(self._kv))
         self.runner = TurnRunner(need.turns, self._kv)
         self._cloud: CloudOfContexts | None = None
-        if codec is not None:
+        self._document_of: list[int] = []
+        if codec is not None and any(turn.stored for turn in need.turns.numbered):
             self._cloud, self._document_of = self._documents(codec, texts, say, stack)
 
     def machine_options(self) -> dict[str, Any]:
@@ -89,11 +98,14 @@ class TurnParts(MachineParts):
             self._cloud.begin()
 
     def stored(self, sequence: int) -> StoredContext:
-        return super().stored(sequence) if self._cloud is None else self._cloud.stored[self._document_of[sequence]]
+        """What a turn's prompt takes: what lies in the cloud by its store, the rest as numbers are."""
+        document = None if self._cloud is None else self._cloud.stored[self._document_of[sequence]]
+        model, turn = self._scenario.model, self._turns.numbered[sequence]
+        return _as_numbers(model, self._turns.block, len(turn.blocks), document)
 
     def inputs(self) -> Inputs:
         numbers = range(len(self._turns))
-        stored = None if self._cloud is None else tuple(map(self.stored, numbers))
+        stored = tuple(map(self.stored, numbers)) if self._in_cloud else None
         found = {turn: blocks for turn, blocks in self._kv.found_earlier.items() if blocks}
         return Inputs(stored=stored, found=found or None)
 
@@ -128,8 +140,9 @@ class TurnParts(MachineParts):
 
     def _place(self, kv: KvRef | Extents, to: str, request: int | None, inputs: Sequence[Any]) -> None:
         if isinstance(kv, Extents):
-            came: Data = inputs[0]
-            self._kv.place(kv, came)
+            # What is read for a load got its place as it came into the host's memory.
+            if isinstance(inputs[0], Data):
+                self._kv.place(kv, inputs[0], request)
             return
         assert self._cloud is not None
         for chunk, keys, values in self._cloud.decoded(inputs[0]):
@@ -153,6 +166,21 @@ class TurnParts(MachineParts):
         # No turn waits for pages of memory.
         self._kv.spare = new_kv(session.decoder, (), longest.prompt + longest.output)
         self._kv.spare.touch()
+
+
+def _as_numbers(model: ModelSpec, block: int, blocks: int, document: StoredContext | None) -> StoredContext:
+    """Returns a prompt of so many blocks that begins with what is stored, the others being computed densely; they are
+    nowhere to be fetched."""
+    tokens = np.full(blocks, block)
+    active = np.repeat(causal_blocks(tokens, np.cumsum(tokens) - tokens)[:, None, None], model.layers, axis=1)
+    active = np.repeat(active, model.kv_heads, axis=2)
+    n_bytes = np.full(active.shape, 2.0 * block * model.head_dim * model.kv_value_bytes)
+    if document is None:
+        return StoredContext(tokens, active, Encoding(n_bytes, (1.0,), entropy_coded=False))
+    there = len(document.tokens)
+    active = np.concatenate([document.active_blocks, active[there:]])
+    n_bytes = np.concatenate([document.encoding.encoded_bytes, n_bytes[there:]])
+    return StoredContext(tokens, active, replace(document.encoding, encoded_bytes=n_bytes))
 
 
 def _as_reuse(scenario: Scenario, context: int, block: int) -> Scenario:

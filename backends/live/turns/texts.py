@@ -14,7 +14,10 @@ Ids = tuple[int, ...]
 
 class Texts:
     """Blocks with equal ids have equal tokens; else every conversation has a text of its own, of which its questions
-    are parts. A later turn goes on from what was really answered."""
+    are parts. A later turn goes on from what was really answered.
+
+    Raises InputError for a log whose conversations forget what was said, or share what they go on with.
+    """
 
     def __init__(self, turns: Turns, prompts: Prompts) -> None:
         self._turns, self._block = turns.numbered, turns.block
@@ -32,6 +35,7 @@ class Texts:
                 self._first[n] = self._beginning(turn, said)
         if not all(self._goes_on(self._turns[n], self._turns[m]) for n, m in self._before.items()):
             raise InputError("workload.trace: conversations that forget what was said have no tokens here; take sim")
+        self._check_shared()
 
     def prompt(self, number: int, answers: Mapping[int, Sequence[int]]) -> Ids:
         """Returns the token ids of a turn's prompt, once the turns before it are answered."""
@@ -57,6 +61,19 @@ class Texts:
             tokens = np.array(ids[n * self._block : (n + 1) * self._block], "<i4").tobytes()
             name = found[block] = hashlib.sha256(name + tokens).digest()
         return found
+
+    def _check_shared(self) -> None:
+        """What is answered is not known beforehand, so that no other conversation can have it."""
+        first = {self._turns[n].conversation: frozenset(self._turns[n].blocks) for n in self._first}
+        of_first, owner = frozenset[int]().union(*first.values()), dict[int, int]()
+        for turn in self._turns:
+            for block in turn.leaves:
+                if block in first[turn.conversation]:
+                    continue
+                if block in of_first or owner.setdefault(block, turn.conversation) != turn.conversation:
+                    what = f"has in common with another one what turn {turn.number + 1} goes on with, or answers"
+                    where = f"workload.trace: conversation {turn.conversation + 1}"
+                    raise InputError(f"{where} {what}: real answers are others; take sim")
 
     def _beginning(self, turn: Turn, said: dict[int, Ids]) -> Ids:
         """The first prompt of a conversation; blocks are said as they were elsewhere."""

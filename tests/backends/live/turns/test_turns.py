@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tiny import LIVE_TURNS, tiny
+from whole_model import by_transformers
 
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
@@ -16,10 +17,9 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.turns import turns_of
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-Answers = dict[str, list[int]]
 # A codec that loses nothing of a float16 model's KV.
 EXACT: dict[str, Any] = {
     "precision": {"kv_value_bytes": 2},
@@ -41,26 +41,6 @@ def ran(scenario: Scenario) -> Run:
 def from_flash(run: Run) -> int:
     assert run.sessions is not None
     return sum(turn.from_flash for turn in run.sessions.turns)
-
-
-def by_transformers(scenario: Scenario, answers: Answers) -> Answers:
-    """What the whole model says of each turn's prompt, behind what was answered before: one forward pass, no KV."""
-    from kvferry.backends.live.turns.texts import Texts
-    from kvferry.model.prompts import Prompts
-    from kvferry.model.scenario_model import model_of
-
-    model, folder = model_of(scenario)
-    turns = turns_of(scenario.session.workload, scenario.seed)
-    texts = Texts(turns, Prompts(folder, scenario.model.vocabulary, None, scenario.seed))
-    said = {int(turn): answer for turn, answer in answers.items()}
-    found: Answers = {}
-    for number, turn in enumerate(turns.numbered):
-        prompt = texts.prompt(number, said)
-        assert len(prompt) == turn.prompt
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *said[number]]])).logits[0]
-        found[str(number)] = logits[turn.prompt - 1 : -1].argmax(-1).tolist()
-    return found
 
 
 def test_kept_kv_gives_the_answers_of_the_whole_model() -> None:
@@ -196,7 +176,6 @@ def test_a_device_that_is_full_keeps_nothing_more(monkeypatch: pytest.MonkeyPatc
         ("budget.kept_flash=null", "budget.kept_flash: is missing: a real file is as large as what may be kept in it"),
         ("budget.kept_flash=5 kB", "budget.kept_flash: 5.0 kB hold no block of 16 tokens"),
         ("system=kvswap-on-flash", "kvswap decodes from KV elsewhere than in memory"),
-        ("system=three-way", "ferry-three-way reads units of blocks while it loads"),
         ("system=everywhere", "sends KV to the cloud"),
         ("live.processor=cuda:0", "runs conversations on the CPU alone"),
         ("policies.assist=tokens-only", "answers turns on the device alone"),
