@@ -393,6 +393,9 @@ def _ready(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
         model = model.to(device)
     except torch.OutOfMemoryError:
         raise InputError(f"{model.config.name_or_path}: does not fit into the memory of {device}") from None
+    if device.type == "cuda":
+        # cuDNN makes a plan for each new length of the KV, and so at every token: a tenth of a second, on an H200.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return model.eval().requires_grad_(False)
 
 

@@ -55,6 +55,14 @@ class Copies(Protocol):
         """Returns the same in the host's memory; waits until it is there."""
         ...
 
+    def into_host(self, there: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Copies a tensor of either side into memory of the host; it is there once ``arrived`` is back."""
+        ...
+
+    def arrived(self) -> None:
+        """Wait until the present stream has done all that was launched so far."""
+        ...
+
     def settle(self) -> None:
         """Wait until the device has done all that was launched so far, on any stream."""
         ...
@@ -137,6 +145,13 @@ class CudaCopies:
                 self.mark().synchronize()
                 here.copy_(stage)
         return there
+
+    def into_host(self, there: torch.Tensor, tensor: torch.Tensor) -> None:
+        # The host's memory is pinned: the device writes there by itself.
+        there.copy_(tensor, non_blocking=True)
+
+    def arrived(self) -> None:
+        self.mark().synchronize()
 
     def settle(self) -> None:
         torch.cuda.synchronize(self._device)

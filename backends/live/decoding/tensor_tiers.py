@@ -14,6 +14,8 @@ from kvferry.machine.ops import Extents
 
 # Copies move numbers of this many bytes.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Ranges of this length in the mean are copied one by one, shorter ones by rows.
+_LONG_BYTES = 2**16
 # Uploads of numbers that may be asked for again: reads and writes of the layers of one step.
 _UPLOADS = 4
 
@@ -87,8 +89,17 @@ class HostMemory:
         return self._regions.n_bytes
 
     def write(self, extents: Extents, data: Bytes | torch.Tensor) -> None:
-        there = self._copies.to_host(as_tensor(data))
-        for part in self._regions.parts(extents):
+        came, parts = as_tensor(data), self._regions.parts(extents)
+        if extents.n_bytes >= _LONG_BYTES * len(extents.arrays[1]):
+            # Straight to its place, as prompts are.
+            for part in parts:
+                ranges = zip(part.offsets.tolist(), part.ats.tolist(), part.lengths.tolist(), strict=True)
+                for to, at, n_bytes in ranges:
+                    self._copies.into_host(self._regions[part.region][to : to + n_bytes], came[at : at + n_bytes])
+            self._copies.arrived()
+            return
+        there = self._copies.to_host(came)
+        for part in parts:
             _scatter(self._regions[part.region], part, there, torch.from_numpy)
 
     def read(self, extents: Extents) -> TensorData:
