@@ -92,11 +92,7 @@ class HostMemory:
         came, parts = as_tensor(data), self._regions.parts(extents)
         if extents.n_bytes >= _LONG_BYTES * len(extents.arrays[1]):
             # Straight to its place, as prompts are.
-            for part in parts:
-                ranges = zip(part.offsets.tolist(), part.ats.tolist(), part.lengths.tolist(), strict=True)
-                for to, at, n_bytes in ranges:
-                    self._copies.into_host(self._regions[part.region][to : to + n_bytes], came[at : at + n_bytes])
-            self._copies.arrived()
+            self._copies.to_host(came, [there for part in parts for there in _places(self._regions[part.region], part)])
             return
         there = self._copies.to_host(came)
         for part in parts:
@@ -236,6 +232,13 @@ def _gather(memory: torch.Tensor, part: _Part, into: torch.Tensor, of: _Numbers)
         torch.index_select(there, 0, numbers, out=here[part.ats[0] // unit :][: len(numbers)])
     else:
         here.index_copy_(0, of(_each(part.ats, part.lengths, unit)), there.index_select(0, numbers))
+
+
+def _places(memory: torch.Tensor, part: _Part) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yields the memory of each range, and where in the extents' bytes it begins."""
+    ranges = zip(part.offsets.tolist(), part.ats.tolist(), part.lengths.tolist(), strict=True)
+    for offset, at, n_bytes in ranges:
+        yield memory[offset : offset + n_bytes], at
 
 
 def _follow(part: _Part) -> bool:
