@@ -5,7 +5,7 @@ that the model runs, the KV blocks that every step selected) is what the simulat
 happens then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, stdev
 from typing import Any
@@ -37,8 +37,15 @@ class TwoWorlds:
     measured: Run
 
 
-def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: OpenWorld | None = None) -> TwoWorlds:
-    """Carry a scenario out (in the torch backend's world, or the one that `live` opens), and simulate it.
+def in_both_worlds(
+    scenario: Scenario,
+    *,
+    say: Say = lambda what: None,
+    live: OpenWorld | None = None,
+    priced: Callable[[], Scenario] | None = None,
+) -> TwoWorlds:
+    """Carry a scenario out (in the torch backend's world, or the one that `live` opens), and simulate it, or what
+    `priced` makes of it once the real run is over.
 
     Raises InputError as ``run_scenario`` does, KvferryError when a run does not finish, or finishes only by
     computing what the link should have brought, KeyboardInterrupt where Ctrl-C ends one of the two.
@@ -50,7 +57,9 @@ def in_both_worlds(scenario: Scenario, *, say: Say = lambda what: None, live: Op
         raise KvferryError(f"{scenario.name}: it ended {measured.outcome.replace('_', ' ')}: {measured.why}")
     if measured.faults:
         raise KvferryError(f"{scenario.name}: a run that measures nothing: {'; '.join(measured.faults)}")
-    simulated = run_scenario(scenario, open_world=BACKENDS["sim"], inputs=measured.inputs)
+    simulated = run_scenario(
+        scenario if priced is None else priced(), open_world=BACKENDS["sim"], inputs=measured.inputs
+    )
     if simulated.interrupted:
         raise KeyboardInterrupt
     if simulated.outcome != "done":
@@ -90,6 +99,21 @@ def beside(
     ops = _ops_beside(simulated["ops"], [figures["ops"] for figures in measured])
     found = {"metrics": metrics, "ops": ops, "headline": headline, "runs": [figures.get(headline) for figures in runs]}
     return found | _turns_beside(simulated.get("turns", ()), [figures.get("turns", ()) for figures in measured])
+
+
+def beside_pairs(pairs: Sequence[Mapping[str, Any]], headline: str = "ttft_s") -> dict[str, Any]:
+    """The same of `pairs`, each a ``simulated`` run and the ``measured`` one that it was calibrated for: the error of a
+    metric is the median of theirs."""
+    simulated, measured = ([pair[world] for pair in pairs] for world in ("simulated", "measured"))
+    found = beside(simulated[-1], measured, headline)
+    for key, metric in found["metrics"].items():
+        both = [
+            (ours["metrics"][key], theirs["metrics"][key]) for ours, theirs in zip(simulated, measured, strict=True)
+        ]
+        metric["simulated"] = median(ours for ours, _ in both)
+        errors = [ours / theirs - 1 for ours, theirs in both if theirs]
+        metric["error"] = median(errors) if errors else metric["error"]
+    return found
 
 
 def summary_of(rows: Sequence[dict[str, Any]], allowed: float = 0.15) -> dict[str, Any]:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis import style
 from kvferry.analysis.code_version import plugins_version
 from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
-from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.fidelity import TwoWorlds, beside, beside_pairs, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.folder import folder_name, write_pictures
 from kvferry.analysis.remarks import how_known
@@ -23,12 +24,14 @@ from kvferry.backends.world import Say
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.loader import scenario_hash
 from kvferry.specs import human
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.system.whole_file import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from kvferry.calibration.speed import Speed
 
 _RUNS = "runs.json"
 # What axes are called.
@@ -45,6 +48,8 @@ class FidelityStudy:
     varied: Sequence[str]
     runs: int
     remarks: Sequence[str] = ()
+    # Whether each run has tables of its own, measured before and behind it.
+    paired: bool = False
 
 
 def measure(
@@ -67,24 +72,34 @@ def measure(
     for n in range(study.runs):
         for place, scenario in enumerate(study.scenarios):
             progress(n * len(study.scenarios) + place, of)
-            found = kept.setdefault(_key(scenario), {"measured": []})
-            if len(found["measured"]) > n:
+            found = kept.setdefault(_key(study, scenario), {"measured": [], "simulated": []})
+            if len(found["measured"]) + len(found.get("left_out", ())) > n:
                 continue
-            worlds = in_both_worlds(scenario, say=say)
-            found["simulated"] = figures_of(scenario, worlds.simulated)
-            found["measured"].append(figures_of(scenario, worlds.measured))
+            worlds, speed = _paired(scenario, say) if study.paired else (in_both_worlds(scenario, say=say), None)
+            figures = figures_of(scenario, worlds.simulated)
+            if counts := speed is None or speed.kept:
+                found["simulated"] = [*found["simulated"], figures] if study.paired else figures
+                found["measured"].append(figures_of(scenario, worlds.measured))
+            else:
+                both = {"simulated": figures, "measured": figures_of(scenario, worlds.measured)}
+                found.setdefault("left_out", []).append(both | {"change": speed.change})
+                changed = f"the machine's speed changed by {speed.change - 1:.0%}"
+                say(f"{scenario.name}: run {n + 1} does not count: {changed}")
             if folder is not None:
                 write_file(folder / _RUNS, to_json(kept).encode())
-                if n in (0, study.runs - 1):
-                    headline = WORKLOADS[scenario.workload.kind].headline
-                    errors = beside(found["simulated"], found["measured"], headline)
+                if counts and n in (0, study.runs - 1):
+                    errors = _errors(scenario, found)
                     _draw(folder, _row(study, scenario)["name"], worlds, errors, f"run {n + 1} of {study.runs}")
     progress(of, of)
     rows = []
     for scenario in study.scenarios:
-        found = kept[_key(scenario)]
-        headline = WORKLOADS[scenario.workload.kind].headline
-        rows.append(_row(study, scenario) | beside(found["simulated"], found["measured"][: study.runs], headline))
+        found = kept[_key(study, scenario)]
+        row = _row(study, scenario)
+        if not found["measured"]:
+            what = f"the machine changed its speed in each of its {len(found['left_out'])} runs"
+            raise KvferryError(f"{row['name']}: {what}; on a quiet machine, or with more --runs, some count")
+        kept_runs = {key: each[: study.runs] if isinstance(each, list) else each for key, each in found.items()}
+        rows.append(row | _errors(scenario, kept_runs))
     first = study.scenarios[0]
     report = {
         "study": study.name,
@@ -95,6 +110,7 @@ def measure(
             system: summary_of([row for row in rows if row["system"] == system])
             for system in dict.fromkeys(row["system"] for row in rows)
         },
+        "left_out": sum(len(kept[_key(study, scenario)].get("left_out", ())) for scenario in study.scenarios),
         "remarks": list(dict.fromkeys([*study.remarks, *_remarks(study.scenarios)])),
         "versions": versions(),
         "provenance": provenance_of(first.device, first.model),
@@ -108,6 +124,25 @@ def measure(
                 title = study.name + devices_of(study.scenarios)
                 write_pictures(stem, render(lambda: scatter(drawn, title=title)))  # noqa: B023
     return report
+
+
+def _paired(scenario: Scenario, say: Say) -> tuple[TwoWorlds, Speed]:
+    """The scenario between the halves of its tables, and the machine's speed meanwhile."""
+    from kvferry.calibration.tables_around import TablesAround
+
+    with TemporaryDirectory() as folder:
+        around = TablesAround(scenario, Path(folder))
+        around.half()
+        worlds = in_both_worlds(scenario, say=say, priced=around.priced)
+    return worlds, around.speed
+
+
+def _errors(scenario: Scenario, found: Mapping[str, Any]) -> dict[str, Any]:
+    headline, simulated = WORKLOADS[scenario.workload.kind].headline, found["simulated"]
+    if not isinstance(simulated, list):
+        return beside(simulated, found["measured"], headline)
+    pairs = zip(simulated, found["measured"], strict=True)
+    return beside_pairs([{"simulated": ours, "measured": theirs} for ours, theirs in pairs], headline)
 
 
 def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
@@ -159,9 +194,9 @@ def scatter(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> Figure:
     return figure
 
 
-def _key(scenario: Scenario) -> str:
+def _key(study: FidelityStudy, scenario: Scenario) -> str:
     """Under which runs are kept: those of a policy that was changed are another's."""
-    return scenario_hash(scenario) + plugins_version()
+    return scenario_hash(scenario) + plugins_version() + ("paired" if study.paired else "")
 
 
 def _row(study: FidelityStudy, scenario: Scenario) -> dict[str, Any]:

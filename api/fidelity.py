@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,9 +58,17 @@ class Fidelity:
 
 
 def study_in_both_worlds(
-    source: Source, systems: Sequence[str] | None = None, settings: Settings = (), runs: int = 5
+    source: Source,
+    systems: Sequence[str] | None = None,
+    settings: Settings = (),
+    runs: int = 5,
+    paired: bool = False,
 ) -> FidelityStudy:
     """What ``fidelity`` measures. Raises InputError."""
+    return replace(_study(source, systems, settings, runs), paired=paired)
+
+
+def _study(source: Source, systems: Sequence[str] | None, settings: Settings, runs: int) -> FidelityStudy:
     named = Path(source) if isinstance(source, str | Path) else None
     is_study = named is not None and (
         str(source) in study_names() or (regular_file(named) is None and read_document(named).child("base"))
@@ -96,6 +104,7 @@ def fidelity(
     settings: Settings = (),
     *,
     runs: int = 5,
+    paired: bool = False,
     output: str | Path | None = None,
     progress: Progress = lambda done, of: None,
     say: Say = lambda what: None,
@@ -103,11 +112,15 @@ def fidelity(
     """Runs a scenario, or a study's points, in both worlds, the real one `runs` times, and tells how far the simulator
     is off, beside the hardware's own spread.
 
-    `systems`: those to run it under; None: its own. With a folder, `output`, runs are kept as they come, both timelines
-    are drawn, and the same call goes on after an interruption. `settings` are those of ``load``.
+    `systems`: those to run it under; None: its own. `paired`: each run has tables of its own, measured before and
+    behind it; it does not count where the machine changed its speed meanwhile. With a folder, `output`, runs are kept
+    as they come, both timelines are drawn, and the same call goes on after an interruption. `settings` are those of
+    ``load``.
 
     Raises InputError as ``load`` does, MissingExtra where the real world is not installed, KvferryError where a run
     fails.
     """
-    study = source if isinstance(source, FidelityStudy) else study_in_both_worlds(source, systems, settings, runs)
+    study = (
+        source if isinstance(source, FidelityStudy) else study_in_both_worlds(source, systems, settings, runs, paired)
+    )
     return Fidelity(measure(study, None if output is None else Path(output), progress=progress, say=say))

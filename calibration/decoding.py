@@ -84,6 +84,7 @@ def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
             storage=storage,
             source=source,
             main="main",
+            stream=rig.streams,
             tell=spans.append,
         )
         with machine:

@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 from transformers import PreTrainedModel
 
+from kvferry.backends.live.decoding.copies import Copies, CudaCopies
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.engine.stream import Stream, streams_of
 from kvferry.backends.live.loading.runner import Prompt, SessionRunner
@@ -89,6 +90,11 @@ class Rig:
         runner = SessionRunner(self.model, lambda request: prompt, chunk_tokens=CHUNK_TOKENS)
         with LiveMachine("device", runner, capacity_bytes=1.0, stream=self.streams) as machine:
             yield Running(machine, runner)
+
+    @property
+    def copies(self) -> Copies | None:
+        """Copies of a device that has memory of its own."""
+        return CudaCopies(self.settings.device) if self.on_cuda else None
 
     @property
     def streams(self) -> Callable[[str], Stream] | None:

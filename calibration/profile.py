@@ -153,6 +153,7 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
     for copy in only(measured, "memory_copy"):
         rate = draft.profile["processors"]["gpu" if on_cuda else "cpu"].get("bytes_per_s")
         draft.put("memory.bytes_per_s", rate, average_of(copy, "as the processor's"))
+    _gathered(draft, measured)
     placing = only(measured, "placing")
     if placing:
         fixed_s, rate = fixed_and_rate([(m.at["bytes"], m.typical) for m in placing])
@@ -167,6 +168,21 @@ def _memory(draft: Draft, settings: Settings, measured: Sequence[Measurement], s
     elif apart and draft.base.memory.copy_bytes_per_s is None:
         why = f"not measured; {draft.base.name} has no copy path: the rate of its memory"
         draft.put("memory.copy_bytes_per_s", with_unit(draft.base.memory.bytes_per_s, "rate"), why)
+
+
+def _gathered(draft: Draft, measured: Sequence[Measurement]) -> None:
+    pieces = only(measured, "pieces to the device")
+    if pieces:
+        rates = [
+            {
+                "range_bytes": with_unit(m.at["piece_bytes"], "size"),
+                "bytes_per_s": with_unit(short(m.at["bytes"] / m.typical), "rate"),
+            }
+            for m in pieces
+        ]
+        total = max(m.at["bytes"] for m in pieces) / 2**20
+        what = f"measured: pieces of {total:,.0f} MiB brought together by one op's threads, then copied at once"
+        draft.put("memory.gathered", rates, what)
 
 
 def _elsewhere(measured: Sequence[Measurement]) -> str:

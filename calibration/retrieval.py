@@ -46,7 +46,7 @@ def retrieving(rig: Rig, point: Point) -> list[Measurement]:
     """Seconds of each op: its mean over the layers, step by step. Raises InputError for a model without a head."""
     plan = plan_at(rig.spec, point)
     spans: list[Span] = []
-    tiers = KvTiers(plan.layout.file_bytes)
+    tiers = KvTiers(plan.layout.file_bytes, rig.copies, plan.model.layers, layers=True)
     with ExitStack() as stack:
         machine = stack.enter_context(
             LiveMachine(
@@ -57,6 +57,7 @@ def retrieving(rig: Rig, point: Point) -> list[Measurement]:
                 source=tiers.source,
                 place=tiers.place,
                 main="main",
+                stream=rig.streams,
                 tell=spans.append,
             )
         )
@@ -89,7 +90,7 @@ def layers_of(rig: Rig, plan: DecodePlan, point: Point, tiers: KvTiers) -> Layer
     texts = [prompts.tokens(n, point.context, _OUTPUT) for n in range(point.batch)]
     index = index_maker(plan.keys.index.kind)(
         Decoder(model),
-        torch.zeros((1, 1), dtype=torch.long),
+        torch.zeros((1, 1), dtype=torch.long, device=model.device),
         plan.keys.index,
         sequences=point.batch,
         room_tokens=plan.layout.blocks * plan.choice.group_tokens,

@@ -25,6 +25,14 @@ def fidelity(
         str | None, typer.Option("--systems", "--system", help="Systems, comma-separated. Default: the scenario's.")
     ] = None,
     runs: Annotated[int, typer.Option("--runs", min=1, max=1000, help="Real runs of each scenario.")] = 5,
+    paired: Annotated[
+        bool,
+        typer.Option(
+            "--paired",
+            help="Measure tables of each run's ops before and behind it, and leave out runs in which the machine"
+            " changed its speed.",
+        ),
+    ] = False,
     settings: SetOption = None,
     plugins: PluginOption = None,
     seed: SeedOption = None,
@@ -43,7 +51,7 @@ def fidelity(
     from kvferry.cli.progress import counted, say
 
     with as_options("systems"):
-        study = study_in_both_worlds(source, listed(systems), overrides(settings, seed), runs)
+        study = study_in_both_worlds(source, listed(systems), overrides(settings, seed), runs, paired)
     for line in dict.fromkeys(errors_of_the_profile(one.device) for one in study.scenarios):
         if line is not None:
             say(line)
@@ -120,5 +128,8 @@ def _show(report: Mapping[str, Any]) -> None:
             f" {percent(summary['error_median'])}, largest {percent(summary['error_largest'])}; {between};"
             f" {summary['beyond']} beyond 15 %{'' if spread is None else ' and twice their spread'}"
         )
+    if report.get("left_out"):
+        of = report["runs"] * len(report["rows"])
+        print(f"{report['left_out']} of {of} runs do not count: the machine changed its speed")
     for remark in report["remarks"]:
         print(quoted(remark))

@@ -105,9 +105,7 @@ class SessionKv:
                 return False
             for buffer, side in zip((self.keys, self.values), sides, strict=True):
                 self._slot(buffer, t, l)[0, heads].copy_(side if h is None else side[None])
-            if self.device.type == "cuda":
-                # Present means readable by any stream. Only this thread waits, and only for its own stream.
-                torch.cuda.current_stream(self.device).synchronize()
+            self._settle()
             self._present[t, l, heads] = True
         return True
 
@@ -117,6 +115,7 @@ class SessionKv:
         with self._lock:
             self.keys[:, 0, :, at].copy_(kv[:, 0])
             self.values[:, 0, :, at].copy_(kv[:, 1])
+            self._settle()
             self._present[t] = True
 
     def drop(self, t: int, l: int, h: int | None = None) -> None:
@@ -144,6 +143,11 @@ class SessionKv:
             self._present[:] = False
             self._use += 1
             return self._use
+
+    def _settle(self) -> None:
+        """Present means readable by any stream. Only this thread waits, and only for its own stream."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _slot(self, buffer: torch.Tensor, t: int, l: int) -> torch.Tensor:
         return buffer[l, :, :, self.starts[t] : self.starts[t] + self.tokens[t]]

@@ -227,8 +227,7 @@ def folder_of(reference: str) -> Path:
 def _folder(reference: str, allow_download: bool) -> Path:
     if reference in bundled():
         return BUNDLED / reference
-    folder = Path(reference).expanduser()
-    if folder.is_dir():
+    if (folder := Path(reference).expanduser()).is_dir():
         return folder
     if folder.exists() or reference.startswith((".", "/", "~")) or reference.count("/") != 1:
         known = ", ".join(bundled())
@@ -389,11 +388,12 @@ def _shorter_window(config: PreTrainedConfig) -> int | None:
 
 
 def _ready(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    # cuDNN makes a plan for each new length of the KV, and so at every token: a tenth of a second, on an H200.
+    torch.backends.cuda.enable_cudnn_sdp(device.type != "cuda")
     try:
-        model = model.to(device)
+        return model.to(device).eval().requires_grad_(False)
     except torch.OutOfMemoryError:
         raise InputError(f"{model.config.name_or_path}: does not fit into the memory of {device}") from None
-    return model.eval().requires_grad_(False)
 
 
 def _one_line(error: BaseException) -> str:

@@ -29,5 +29,6 @@ def real_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Complaint
         yield Complaint(("live", "kv_file"), f"nothing is kept on flash: keep is {system.keep}; leave it out")
     if scenario.coupling != "all_heads":
         yield Complaint(("coupling",), "a real model computes all heads of a layer together; all_heads would do")
-    if not live.processor.startswith("cpu"):
-        yield Complaint(("live", "processor"), "backend torch runs conversations on the CPU alone; cpu would do")
+    if not live.processor.startswith(("cpu", "cuda")):
+        what = "backend torch runs conversations on the CPU or with CUDA"
+        yield Complaint(("live", "processor"), f"{what}; cpu would do")

@@ -1,9 +1,11 @@
 """Work served in order that other paths slow while they are busy: copies between memories, and entropy decoding."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import simpy
 
 from kvferry.machine.span import Tell
@@ -11,7 +13,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.machine.work_queue import TimedWork, WorkQueue
 from kvferry.sim.contention import Contention
 from kvferry.sim.pace import Pace
-from kvferry.specs.device import DecompressorSpec
+from kvferry.specs.device import DecompressorSpec, GatheredSpec
 
 
 class SlowedQueue(WorkQueue):
@@ -51,14 +53,21 @@ class SlowedQueue(WorkQueue):
         self._end(work)
 
 
-def copy_s(n_bytes: float, bytes_per_s: float, latency_s: float) -> float:
-    """Seconds of a copy that nothing slows."""
+def copy_s(
+    n_bytes: float, bytes_per_s: float, latency_s: float, gathered: Sequence[GatheredSpec] = (), ranges: float = 1
+) -> float:
+    """Seconds of a copy of ranges of one length that nothing slows; short ones are `gathered` first."""
+    each_bytes = n_bytes / ranges if ranges else math.inf
+    if gathered and each_bytes <= gathered[-1].range_bytes:
+        lengths = [math.log(one.range_bytes) for one in gathered]
+        rates = [one.bytes_per_s for one in gathered]
+        bytes_per_s = float(np.interp(math.log(max(1.0, each_bytes)), lengths, rates))
     return latency_s + n_bytes / bytes_per_s
 
 
 class CopyQueue(SlowedQueue):
     """The copy path between host and device memory (PCIe): one after the other, each taking `latency_s` and its bytes
-    over `bytes_per_s`."""
+    over `bytes_per_s`, or over the rate of ranges that are `gathered` first."""
 
     def __init__(
         self,
@@ -68,10 +77,10 @@ class CopyQueue(SlowedQueue):
         tell: Tell,
         resource: str = "copy",
         contention: Contention | None = None,
+        gathered: Sequence[GatheredSpec] = (),
     ) -> None:
         super().__init__(env, resource, tell, contention=contention)
-        self._bytes_per_s = bytes_per_s
-        self._latency_s = latency_s
+        self._cost = bytes_per_s, latency_s, gathered
 
     def copy(
         self,
@@ -81,10 +90,11 @@ class CopyQueue(SlowedQueue):
         label: str = "",
         request: int | None = None,
         result: Any = None,
+        ranges: int = 1,
     ) -> Ticket:
-        """Copy bytes; fires with `result`."""
+        """Copy bytes, of so many ranges; fires with `result`."""
         work = TimedWork(self.env, self, n_bytes, label, request, result)
-        return self.hand_over(work, copy_s(n_bytes, self._bytes_per_s, self._latency_s), after, priority)
+        return self.hand_over(work, copy_s(n_bytes, *self._cost, ranges), after, priority)
 
 
 class Decompressor(SlowedQueue):

@@ -87,6 +87,13 @@ class ProcessorSpec(Spec):
     waiting_w: Watts | None = None
 
 
+class GatheredSpec(Spec):
+    """Ranges of a length that the host brings together before they are copied as one, and the rate of both."""
+
+    range_bytes: Bytes = Field(gt=0)
+    bytes_per_s: BytesPerS = Field(gt=0)
+
+
 class MemorySpec(Spec):
     """Where weights and KV live. Unified: one pool that all share; discrete: a copy path lies between."""
 
@@ -106,6 +113,16 @@ class MemorySpec(Spec):
     host_capacity_bytes: Bytes | None = None
     copy_bytes_per_s: BytesPerS | None = None
     copy_latency_s: Seconds = 0.0
+    # Rates of copies of scattered ranges, by their length, ascending; longer ones cost what whole copies do. Empty: all
+    # do.
+    gathered: tuple[GatheredSpec, ...] = Field(default=(), max_length=64)
+
+    @field_validator("gathered")
+    @classmethod
+    def _ascending(cls, gathered: tuple[GatheredSpec, ...]) -> tuple[GatheredSpec, ...]:
+        if any(b.range_bytes <= a.range_bytes for a, b in itertools.pairwise(gathered)):
+            raise ValueError("range_bytes must ascend, each length once")
+        return gathered
 
     @model_validator(mode="after")
     def _possible(self) -> "MemorySpec":

@@ -2,7 +2,7 @@
 
 Turn by turn, each system of `pd_device/live` runs once for real between two halves of the tables that price its ops,
 24 steps a point each, so that both see the same seconds of the machine. Probes before the first half, before and behind
-the run and behind the second half tell of pairs in which it has changed its speed (studies/speed.py); these do not
+the run and behind the second half tell of pairs in which it has changed its speed (calibration/speed.py); these do not
 count. Each run that counts is then
 simulated on its own inputs with its own tables, and the errors of all pairs are printed: what each role's prompt and
 tokens take in the two worlds, and how many pairs were left out. FOLDER keeps the device with the last tables, and
@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from assist_tables import Grids, Held, Points, medians, points_of, write
-from speed import MOST_CHANGE, Speed
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.assist import parts
 from kvferry.backends.live.assist.runner import AssistRunner
 from kvferry.backends.live.decoding.warm_model import warm_model
+from kvferry.calibration.speed import MOST_CHANGE, Speed
 from kvferry.machine.ops import DecodeRun, DecodeStep, Op, Prefill
 from kvferry.model.prompts import Prompts
 from kvferry.pipelines.record import Run

@@ -2,9 +2,9 @@
 
 Turn by turn, each cell runs once for real between two halves of the tables that price its ops, which are measured as
 `kvferry calibrate` does, at points around the cell's. Probes tell of pairs in which the machine has changed its speed
-(studies/speed.py), which do not count. FILE keeps every pair as CSV: what all ops of a kind take by the tables and for
-real, in processor time of the thread that computes. Waiting, handing over, decompression (processes of their own) and
-the prompts of a batch are in no figure; which ops a load has is the run's, whose decisions follow the wall clock.
+(calibration/speed.py), which do not count. FILE keeps every pair as CSV: what all ops of a kind take by the tables and
+for real, in processor time of the thread that computes. Waiting, handing over, decompression (processes of their own)
+and the prompts of a batch are in no figure; which ops a load has is the run's, whose decisions follow the wall clock.
 """
 
 import argparse
@@ -20,14 +20,13 @@ from time import thread_time
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from speed import MOST_CHANGE, Speed
-
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.loading.runner import SessionRunner
 from kvferry.calibration import compute, decoding
 from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement
 from kvferry.calibration.settings import Settings
+from kvferry.calibration.speed import MOST_CHANGE, Speed
 from kvferry.calibration.tables import tables
 from kvferry.machine.op import Op
 from kvferry.pipelines.run import run_scenario

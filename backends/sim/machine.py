@@ -133,7 +133,14 @@ class SimMachine:
         self._copies = (
             CopyQueue(self.env, math.inf, 0.0, lambda span: None)
             if memory.copy_bytes_per_s is None
-            else CopyQueue(self.env, memory.copy_bytes_per_s, memory.copy_latency_s, tell, contention=contention)
+            else CopyQueue(
+                self.env,
+                memory.copy_bytes_per_s,
+                memory.copy_latency_s,
+                tell,
+                contention=contention,
+                gathered=memory.gathered,
+            )
         )
         self.storage = _storage(self.env, device.storage, tell, mapped, contention)
         if contention is not None:
@@ -265,7 +272,8 @@ class SimMachine:
     def copy(
         self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
     ) -> Ticket:
-        return self._copies.copy(kv.n_bytes, after, label="Copy", request=request)
+        ranges = len(kv) if isinstance(kv, Extents) else 1
+        return self._copies.copy(kv.n_bytes, after, label="Copy", request=request, ranges=ranges)
 
     def move(
         self, what: KvRef | Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None

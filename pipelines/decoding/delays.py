@@ -27,7 +27,7 @@ from kvferry.sim.paged_storage import READ_AHEAD_BYTES
 from kvferry.sim.slowed_queue import copy_s
 from kvferry.sim.storage import map_miss_s
 from kvferry.sim.storage_curve import StorageCurves
-from kvferry.specs.device import DeviceSpec
+from kvferry.specs.device import DeviceSpec, GatheredSpec
 from kvferry.specs.errors import InputError, pick
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.tier import Tier
@@ -60,7 +60,9 @@ class Delays:
         self._curves = None if device.storage is None else StorageCurves(device.storage)
         memory = device.memory
         # Bytes per second and latency; on unified memory there is nothing to copy.
-        self._copies = (memory.copy_bytes_per_s or math.inf, memory.copy_latency_s if memory.copy_bytes_per_s else 0.0)
+        self._copies: tuple[float, float, Sequence[GatheredSpec]] = (math.inf, 0.0, ())
+        if memory.copy_bytes_per_s:
+            self._copies = (memory.copy_bytes_per_s, memory.copy_latency_s, memory.gathered)
         slowdowns = device.slowdown_at()
         slowdown = slowdowns.get(device.main, {})
         # The share of compute beside another queue that is not lost.
@@ -213,7 +215,7 @@ class Delays:
     def leg(self, plan: DecodePlan, leg: Leg, commands: float, each_bytes: int) -> Part:
         """Returns a read, write or copy of `commands` byte ranges of one length."""
         if leg == "copy":
-            return Part("copies", copy_s(commands * each_bytes, *self._copies))
+            return Part("copies", copy_s(commands * each_bytes, *self._copies, commands))
         storage = self._device.storage
         if storage is None:
             raise InputError(f"device {self._device.name} has no storage; its profile needs a `storage`")

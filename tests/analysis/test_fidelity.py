@@ -13,7 +13,7 @@ from plugin import LOADER, none_left  # noqa: F401
 from tiny import DECODING, TURNS
 
 from kvferry.analysis import fidelity, fidelity_study
-from kvferry.analysis.fidelity import TwoWorlds, beside, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.fidelity import TwoWorlds, beside, beside_pairs, figures_of, in_both_worlds, summary_of
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.analysis.remarks import how_known
 from kvferry.backends.needs import Needs
@@ -187,6 +187,43 @@ def test_runs_come_round_by_round_and_are_gone_on_from(tmp_path: Path, monkeypat
         "both-stream-only.png",
         "both-local-prefill.png",
     }
+
+
+def test_the_error_of_pairs_is_the_median_of_their_own() -> None:
+    """By hand: +10, -20 and +50 %; the medians of both worlds alone would say 0 %."""
+    runs = [({"ttft_s": ours}, {"ttft_s": theirs}) for ours, theirs in ((1.1, 1.0), (1.6, 2.0), (6.0, 4.0))]
+    pairs = [
+        {"simulated": {"metrics": ours, "ops": []}, "measured": {"metrics": theirs, "ops": []}} for ours, theirs in runs
+    ]
+    found = beside_pairs(pairs)["metrics"]["ttft_s"]
+    assert (found["simulated"], found["measured"]) == (1.6, 2.0)
+    assert found["error"] == pytest.approx(0.1)
+
+
+class Probes:
+    def __init__(self, change: float) -> None:
+        self.change, self.kept = change, change < 1.15
+
+
+def test_pairs_in_which_the_machine_changed_its_speed_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = iter([1.3, 1.0, 1.1, 1.2, 1.2])
+
+    def paired(described: Scenario, say: Say) -> tuple[TwoWorlds, Any]:
+        return in_both_worlds(described, live=faithful), Probes(next(changes))
+
+    monkeypatch.setattr(fidelity_study, "_paired", paired)
+    study = FidelityStudy(name="both", scenarios=[scenario()], varied=(), runs=3, paired=True)
+    report = measure(study, tmp_path)
+    assert (len(report["rows"][0]["runs"]), report["left_out"]) == (2, 1)
+    (kept,) = json.loads((tmp_path / "runs.json").read_text()).values()
+    assert [one["change"] for one in kept["left_out"]] == [1.3]
+    show(report)
+    assert "1 of 3 runs do not count: the machine changed its speed" in capsys.readouterr().out
+    alone = FidelityStudy(name="both", scenarios=[scenario(system="local-prefill")], varied=(), runs=2, paired=True)
+    with pytest.raises(KvferryError, match="the machine changed its speed in each of its 2 runs"):
+        measure(alone, tmp_path)
 
 
 def test_runs_of_a_changed_policy_are_anothers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,6 +343,7 @@ def test_a_gpus_copy_path_is_that_of_pinned_memory() -> None:
     told = draft.sources["memory.copy_bytes_per_s"]
     assert "copy to the device, pageable: 6.4 GB/s" in told
     assert "pieces of 256 B brought together first: 8 GB/s" in told
+    assert [(one.range_bytes, one.bytes_per_s) for one in memory.gathered] == [(256.0, 8e9)]
 
 
 def test_without_a_meter_it_is_said_plainly() -> None:

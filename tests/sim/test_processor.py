@@ -13,7 +13,7 @@ from kvferry.sim.bus import MemoryBus
 from kvferry.sim.cost import Cost
 from kvferry.sim.processor import Processor
 from kvferry.sim.slowed_queue import CopyQueue
-from kvferry.specs.device import ProcessorSpec
+from kvferry.specs.device import GatheredSpec, ProcessorSpec
 from kvferry.specs.errors import InputError
 from kvferry.traces.rate import RateTrace
 
@@ -248,6 +248,18 @@ def test_copies_take_latency_and_bytes_over_the_rate() -> None:
     env.run()
     assert [ticket.end_s for ticket in tickets] == [2.5, 5.0]
     assert spans[0] == Span("copy", "kv", 0.0, 2.5, 100)
+
+
+def test_scattered_ranges_are_copied_at_the_rate_of_their_length() -> None:
+    # Ranges of 10 B go at 5 B/s, of 1,000 B at 15 B/s, and half way between their logarithms at 10; longer ones at 50.
+    env = simpy.Environment()
+    gathered = [GatheredSpec(range_bytes=10, bytes_per_s=5), GatheredSpec(range_bytes=1000, bytes_per_s=15)]
+    copies = CopyQueue(env, bytes_per_s=50, latency_s=0.5, tell=lambda _: None, gathered=gathered)
+    sizes = [(100, 20), (100, 10), (100, 1), (3000, 3), (2000, 1), (0, 0)]
+    took = [copies.copy(n_bytes, ranges=ranges) for n_bytes, ranges in sizes]
+    env.run()
+    ends = [0.0, *(ticket.end_s for ticket in took)]
+    assert np.diff(ends) == pytest.approx([20.5, 20.5, 10.5, 200.5, 40.5, 0.5])
 
 
 # --- theory ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import mmap
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -51,8 +51,9 @@ class Copies(Protocol):
         """Returns the same in the device's memory, once the present stream has come so far."""
         ...
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the same in the host's memory; waits until it is there."""
+    def to_host(self, tensor: torch.Tensor, into: Sequence[tuple[torch.Tensor, int]] = ()) -> torch.Tensor:
+        """Returns the same in the host's memory; waits until it is there. `into`: memory of the host that takes what
+        begins at a byte of the tensor, in place of new memory."""
         ...
 
     def settle(self) -> None:
@@ -126,7 +127,13 @@ class CudaCopies:
                 here.copy_(stage.copy_(part), non_blocking=True)
         return there
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_host(self, tensor: torch.Tensor, into: Sequence[tuple[torch.Tensor, int]] = ()) -> torch.Tensor:
+        for there, at in into:
+            # It is pinned: the device writes there by itself.
+            there.copy_(tensor[at : at + len(there)], non_blocking=True)
+        if into:
+            self.mark().synchronize()
+            return tensor
         if not tensor.is_cuda:
             return tensor
         with self._room(len(tensor), "the host"):

@@ -22,6 +22,8 @@ from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.paged_layers import PagedLayers
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.warm_model import warm_model
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.engine.stream import streams_of
 from kvferry.backends.live.machine_parts import MachineParts
 from kvferry.backends.live.quality.run_quality import RunQuality, quality_of
 from kvferry.backends.needs import KvInPages, KvOnStorage
@@ -58,6 +60,10 @@ class PagedParts(MachineParts):
             followed = {"follow": self._quality.follow, "listen": self._quality.listen}
         of_requests = contexts_of(prompts, need.prompts, self._quality)
         self.runner = PagedLayers(self.model, of_requests, output=need.output, pages=need.pages, **followed)
+
+    def warm_up(self, machine: LiveMachine) -> None:
+        # Loading the model is no part of the run.
+        machine.warm(lambda: None)
 
     def measured(self) -> dict[str, Any]:
         return _measured(self.runner) | _quality(self._quality, self.model, self.runner, self._say)
@@ -96,7 +102,15 @@ class StoredKvParts(MachineParts):
             say(self._storage.note)
 
     def machine_options(self) -> dict[str, Any]:
-        return {"storage": self._storage, "source": self._tiers.source, "place": self._tiers.place}
+        return {
+            "storage": self._storage,
+            "source": self._tiers.source,
+            "place": self._tiers.place,
+            "stream": streams_of(self._scenario.decode.live.processor),
+        }
+
+    def warm_up(self, machine: LiveMachine) -> None:
+        machine.warm(lambda: None)
 
     def inputs(self) -> Inputs:
         """Returns the selections, where every step selected equally many KV blocks, and the answers about clusters."""

@@ -14,6 +14,8 @@ from kvferry.machine.ops import Extents
 
 # Copies move numbers of this many bytes.
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Ranges of this length in the mean are copied one by one, shorter ones by rows.
+_LONG_BYTES = 2**16
 # Uploads of numbers that may be asked for again: reads and writes of the layers of one step.
 _UPLOADS = 4
 
@@ -87,8 +89,13 @@ class HostMemory:
         return self._regions.n_bytes
 
     def write(self, extents: Extents, data: Bytes | torch.Tensor) -> None:
-        there = self._copies.to_host(as_tensor(data))
-        for part in self._regions.parts(extents):
+        came, parts = as_tensor(data), self._regions.parts(extents)
+        if extents.n_bytes >= _LONG_BYTES * len(extents.arrays[1]):
+            # Straight to its place, as prompts are.
+            self._copies.to_host(came, [there for part in parts for there in _places(self._regions[part.region], part)])
+            return
+        there = self._copies.to_host(came)
+        for part in parts:
             _scatter(self._regions[part.region], part, there, torch.from_numpy)
 
     def read(self, extents: Extents) -> TensorData:
@@ -225,6 +232,13 @@ def _gather(memory: torch.Tensor, part: _Part, into: torch.Tensor, of: _Numbers)
         torch.index_select(there, 0, numbers, out=here[part.ats[0] // unit :][: len(numbers)])
     else:
         here.index_copy_(0, of(_each(part.ats, part.lengths, unit)), there.index_select(0, numbers))
+
+
+def _places(memory: torch.Tensor, part: _Part) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yields the memory of each range, and where in the extents' bytes it begins."""
+    ranges = zip(part.offsets.tolist(), part.ats.tolist(), part.lengths.tolist(), strict=True)
+    for offset, at, n_bytes in ranges:
+        yield memory[offset : offset + n_bytes], at
 
 
 def _follow(part: _Part) -> bool:

@@ -4,6 +4,7 @@ import mmap
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from threading import Condition
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from kvferry.disk.direct_storage import Data
 from kvferry.machine.ops import Extents, KvRef
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.tier import Tier
+
+# Layers of prompts on their way out of a device's memory, as planners count them.
+_ON_THEIR_WAY = 2
 
 
 class TierMemory:
@@ -85,6 +89,8 @@ class KvTiers:
 
     def __init__(self, n_bytes: int, copies: Copies | None = None, regions: int = 1, *, layers: bool = False) -> None:
         self._n_bytes, self._copies, self._regions, self._layers = n_bytes, copies, regions, layers
+        self._packed: set[WrittenLayers] = set()
+        self._on_its_way = Condition()
 
     @cached_property
     def device(self) -> TierMemory | DeviceMemory:
@@ -122,6 +128,10 @@ class KvTiers:
     def source(self, extents: Extents, request: int | None, inputs: Sequence[Any]) -> Bytes:
         """Returns the bytes that a move takes out of the processor's memory: what the op before it made, or what lies
         there."""
+        if inputs and isinstance(inputs[0], WrittenLayers):
+            taken = source(extents, request, inputs)
+            self._has_left(extents, inputs[0])
+            return taken
         leaving = self._leaving(extents, request, inputs)
         return bytes(leaving) if isinstance(leaving, Data) else leaving
 
@@ -132,6 +142,9 @@ class KvTiers:
                 self.host.give_up(extents)
             return self._taken(inputs[0])
         if inputs and inputs[0] is not None:
+            written = inputs[0]
+            if self._copies is not None and isinstance(written, WrittenLayers):
+                return TensorData(self._tensor_of(extents, written), extents.arrays[1], self._copies)
             return source(extents, request, inputs)
         leaving = self._taken(self.device.read(extents))
         self.device.give_up(extents)
@@ -140,9 +153,31 @@ class KvTiers:
     def keep(self, kv: Extents, written: Written) -> None:
         """Put what an op made into the processor's own memory: without a way through the host's, where it can be."""
         if isinstance(self.device, DeviceMemory) and isinstance(written, WrittenLayers):
-            self.device.write(kv, written.tensor_of(kv))
+            self.device.write(kv, self._tensor_of(kv, written))
         else:
             self.device.write(kv, written.bytes_of(kv))
+
+    def _tensor_of(self, extents: Extents, written: WrittenLayers) -> torch.Tensor:
+        """Returns what was written, uint8[n], for the present stream: another one may have made it."""
+        assert self._copies is not None
+        for one in written.made:
+            self._copies.used_here(one)
+        return written.tensor_of(extents)
+
+    def pack(self, written: WrittenLayers) -> None:
+        """Pack what an op made for another tier, on the op's stream: the tier may write it on another one. Waits while
+        a device's memory holds more on its way out than it may."""
+        if written.pack():
+            with self._on_its_way:
+                self._packed.add(written)
+                self._on_its_way.wait_for(lambda: len(self._packed) <= _ON_THEIR_WAY)
+
+    def _has_left(self, extents: Extents, written: WrittenLayers) -> None:
+        with self._on_its_way:
+            if extents.n_bytes >= written.n_bytes:
+                written.drop()
+            self._packed.discard(written)
+            self._on_its_way.notify_all()
 
     def _taken(self, read: Data) -> Bytes | TensorData:
         """Returns what was read; its memory may be used again unless it is a device's."""
@@ -157,12 +192,16 @@ class KvTiers:
         assert isinstance(kv, Extents)
         if to == "host":
             _put(self.host, kv, self._leaving(kv, request, inputs))
+            if inputs and isinstance(inputs[0], WrittenLayers):
+                self._has_left(kv, inputs[0])
             return None
         if kv.placed is None:
             return self.host.brought(kv)
         if inputs and hasattr(inputs[0], "bytes_of"):
             # An op made it.
             self.keep(kv, inputs[0])
+            if isinstance(inputs[0], WrittenLayers):
+                self._has_left(kv, inputs[0])
             return None
         if inputs and isinstance(inputs[0], Data):
             arrived: Data = inputs[0]
@@ -185,8 +224,10 @@ def left(written: Written | None, stays: Extents | None, tiers: KvTiers | None) 
     if written is not None and stays is not None:
         memory_of(tiers).keep(stays, written)
     if isinstance(written, WrittenLayers) and (stays is None or stays.n_bytes < written.n_bytes):
-        # Pack on the stream that made it: the tier may write it on another one.
-        written.pack()
+        if tiers is None:
+            written.pack()
+        else:
+            tiers.pack(written)
     return written
 
 

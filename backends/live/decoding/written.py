@@ -19,35 +19,60 @@ class Written(Protocol):
 
 
 class WrittenLayers:
-    """KV blocks [rows, blocks, *shape] of some layers, equally many of each. They become bytes when they are first
-    asked for."""
+    """KV blocks [rows, blocks, *shape] of some layers, equally many of each. They are packed when they are first asked
+    for, those of a device that has memory of its own in that memory."""
 
     def __init__(self, format: BlockFormat, blocks: Sequence[torch.Tensor], layers: Sequence[int]) -> None:
         self._format, self._blocks = format, blocks
         self._at = {layer: n for n, layer in enumerate(layers)}
         self._whole: memoryview | None = None
+        self._there: torch.Tensor | None = None
+        self._apart = blocks[0].device.type != "cpu"
+        self.n_bytes = len(blocks) * blocks[0].shape[0] * blocks[0].shape[1] * format.layout.stride_bytes
+
+    def pack(self) -> bool:
+        """Make what is written of all layers, one after the other, on the stream that made the blocks. Returns whether
+        it lies in the memory of a device."""
+        if self._apart:
+            if self._there is None:
+                self._there, self._blocks = self._format.packed_there(self._blocks), ()
+        elif self._whole is None:
+            self._whole = self._format.packed(self._blocks)
+        return self._apart
+
+    def drop(self) -> None:
+        """Give the device's memory back: all of it has been written."""
+        if self._apart:
+            self._there, self._blocks = None, ()
 
     @property
-    def n_bytes(self) -> int:
-        rows, blocks = self._blocks[0].shape[:2]
-        return len(self._blocks) * rows * blocks * self._format.layout.stride_bytes
-
-    def pack(self) -> memoryview:
-        """Returns the bytes of all layers, one after the other."""
-        if self._whole is None:
-            self._whole = self._format.packed(self._blocks)
-        return self._whole
+    def made(self) -> Sequence[torch.Tensor]:
+        """Returns the tensors that hold it at present."""
+        return self._blocks if self._there is None else [self._there]
 
     def bytes_of(self, extents: Extents) -> Bytes:
-        layers, whole = self._layers(extents), self.pack()
-        if layers == list(self._at):
+        layers = self._layers(extents)
+        if self._apart:
+            there = self.tensor_of(extents)
+            whole = aligned_memory(len(there))
+            torch.frombuffer(whole, dtype=torch.uint8).copy_(there)
             return whole
-        each = len(whole) // len(self._at)
-        return joined([whole[self._at[layer] * each : (self._at[layer] + 1) * each] for layer in layers])
+        self.pack()
+        assert self._whole is not None
+        if layers == list(self._at):
+            return self._whole
+        each = len(self._whole) // len(self._at)
+        return joined([self._whole[self._at[layer] * each : (self._at[layer] + 1) * each] for layer in layers])
 
     def tensor_of(self, extents: Extents) -> torch.Tensor:
         """Returns the same, uint8[n], where the blocks are."""
-        return self._format.packed_there([self._blocks[self._at[layer]] for layer in self._layers(extents)])
+        layers = self._layers(extents)
+        if self._there is None:
+            return self._format.packed_there([self._blocks[self._at[layer]] for layer in layers])
+        if layers == list(self._at):
+            return self._there
+        parts = self._there.chunk(len(self._at))
+        return torch.cat([parts[self._at[layer]] for layer in layers])
 
     def _layers(self, extents: Extents) -> list[int]:
         return list(self._at) if extents.placed is None else list(extents.placed)

@@ -74,6 +74,11 @@ class KvOfConversations:
 
     def hold(self, blocks: Collection[int]) -> None:
         self._memory = {block: self._of(block) for block in blocks}
+        for kv in self._memory.values():
+            if kv.is_cuda:
+                # Before the next turn's stream writes over what is copied.
+                torch.cuda.current_stream(kv.device).synchronize()
+                break
 
     def session(self, turn: int | None) -> TurnSession:
         """Returns the session of the turn at work, once all is there that is read for it. Raises KvferryError for
@@ -110,7 +115,7 @@ class KvOfConversations:
         assert extents.blocks is not None
         whole, at = aligned_memory(extents.n_bytes), 0
         for block, (_, length) in zip(extents.blocks, extents, strict=True):
-            raw = self._of(block).contiguous().view(torch.uint8).numpy().ravel()
+            raw = self._of(block).cpu().contiguous().view(torch.uint8).numpy().ravel()
             whole[at : at + len(raw)] = memoryview(raw)
             at += length
         return whole[: extents.n_bytes]

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from kvferry.backends.live.decoding.build import storage_measured
 from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.engine.stream import streams_of
 from kvferry.backends.live.loading.cloud_of_contexts import CloudOfContexts
 from kvferry.backends.live.loading.cloud_parts import check, nominal_s, stores_folder
 from kvferry.backends.live.loading.library import Library, fingerprint
@@ -90,6 +91,7 @@ class TurnParts(MachineParts):
             "source": lambda extents, request, inputs: self._kv.source(extents),
             "place": self._place,
             "nominal_s": nominal_s(self._scenario),
+            "stream": streams_of(self._scenario.session.live.processor),
         }
 
     def warm_up(self, machine: LiveMachine) -> None:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -77,8 +78,11 @@ class FakeStreams:
         self.log.append((self.present, "to device", len(tensor)))
         return tensor
 
-    def to_host(self, tensor: Any) -> Any:
+    def to_host(self, tensor: Any, into: Any = ()) -> Any:
         self.log.append((self.present, "to host", len(tensor)))
+        for there, at in into:
+            self.log.append((self.present, "into", len(there)))
+            there.copy_(tensor[at : at + len(there)])
         return tensor
 
 
@@ -344,6 +348,68 @@ def test_memory_that_cannot_be_pinned_is_told(monkeypatch: pytest.MonkeyPatch) -
         stage.of(2**20 + 1)
     with pytest.raises(RuntimeError, match="another fault"):
         stage.of(2**20)
+
+
+def test_long_ranges_go_straight_to_the_host_and_short_ones_by_rows() -> None:
+    from kvferry.backends.live.decoding.tensor_tiers import HostMemory
+
+    streams = FakeStreams()
+    memory = HostMemory(2**18, streams)
+    data = torch.arange(2**17, dtype=torch.int64).to(torch.uint8)
+    # Two ranges of 64 KiB, the second in front of the first.
+    memory.write(Extents((2**17, 0), (2**16, 2**16)), data)
+    assert streams.log == [("compute", "to host", 2**17), *[("compute", "into", 2**16)] * 2]
+    assert bytes(memory.read(Extents((2**17, 0), (2**16, 2**16)))) == bytes(data.numpy())
+    streams.log.clear()
+    memory.write(Extents((2**16, 2**18 - 8), (8, 8)), data[:16])
+    assert streams.log == [("compute", "to host", 16)]
+    assert bytes(memory.read(Extents((2**16,), (8,)))) == bytes(range(8))
+
+
+def written(device: str) -> Any:
+    """One layer's KV blocks of one row: 4 blocks of 8 B, each in 512 B."""
+    from kvferry.backends.live.decoding.block_format import BlockFormat
+    from kvferry.backends.live.decoding.written import WrittenLayers
+    from kvferry.layouts.layout import Layout
+
+    layout = Layout(layers=1, sequences=1, blocks=4, block_bytes=8, heads=1)
+    format = BlockFormat(layout, group_tokens=1, kv_heads=1, head_dim=2, dtype=torch.float16)
+    return WrittenLayers(format, [torch.zeros(1, 4, 2, 1, 1, 2, dtype=torch.float16, device=device)], [0])
+
+
+def test_what_a_device_holds_for_another_tier_is_given_back_and_bounded() -> None:
+    from kvferry.backends.live.decoding.tiers import KvTiers
+
+    whole = Extents((0,), (2048,), placed=(0,))
+    tiers, layers = KvTiers(2048, FakeStreams()), [written("meta") for _ in range(3)]
+    packing = Thread(target=lambda: [tiers.pack(one) for one in layers], daemon=True)
+    packing.start()
+    # Two layers may be on their way: the third waits for the first to have left.
+    packing.join(0.3)
+    assert packing.is_alive()
+    (there,) = layers[0].made
+    assert (there.device.type, len(there)) == ("meta", 2048)
+    tiers._has_left(whole, layers[0])
+    packing.join(60)
+    assert not packing.is_alive()
+    assert not layers[0].made
+    # What lies in the host's own memory is bounded by nothing.
+    for _ in range(4):
+        tiers.pack(written("cpu"))
+
+
+def test_a_run_has_streams_of_its_processor_and_begins_when_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvferry.backends.live.decoding import parts
+    from kvferry.backends.live.engine.environment import WallClockEnvironment
+
+    asked, begun = list[str](), list[None]()
+    restart = WallClockEnvironment.restart
+    monkeypatch.setattr(parts, "streams_of", lambda processor: asked.append(processor))
+    monkeypatch.setattr(WallClockEnvironment, "restart", lambda env: (begun.append(None), restart(env))[1])
+    for policies in ({"placement": "host"}, {}):
+        assert run_scenario(tiny(LIVE_DECODING, policies=policies)).outcome == "done"
+    assert asked == ["cpu", "cpu"]
+    assert len(begun) == 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
