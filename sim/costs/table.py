@@ -44,14 +44,21 @@ class MeasuredTable:
     def warnings(self) -> tuple[str, ...]:
         return tuple(warning for grid in self._grids.values() for warning in grid.warnings)
 
+    def knows(self, op: Op) -> bool:
+        """Returns whether a table prices the op."""
+        if isinstance(op, PrefillLayer):
+            # No calibration measures attention that writes its scores to memory.
+            return Prefill in self._grids and not op.kernel.score_bytes
+        return type(op) in self._grids
+
     def cost(self, op: Op) -> Cost:
         """Seconds on an idle processor, and bytes of memory traffic, of one op with plain numbers."""
         cost = self._roofline.cost(op)
-        return Cost(float(self.durations_s(op)), cost.n_bytes) if self._knows(op) else cost
+        return Cost(float(self.durations_s(op)), cost.n_bytes) if self.knows(op) else cost
 
     def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
         """Seconds of each op that the arrays in `op` describe, broadcast. The table knows no load."""
-        if not self._knows(op):
+        if not self.knows(op):
             return self._roofline.durations_s(op)
         if isinstance(op, PrefillLayer):
             return self._layer_s(op)
@@ -59,12 +66,6 @@ class MeasuredTable:
         if isinstance(op, PrefillHead) and np.any(op.final_layer):
             return np.where(op.final_layer, self._roofline.durations_s(op), seconds)
         return seconds
-
-    def _knows(self, op: Op) -> bool:
-        if isinstance(op, PrefillLayer):
-            # No calibration measures attention that writes its scores to memory.
-            return Prefill in self._grids and not op.kernel.score_bytes
-        return type(op) in self._grids
 
     def _layer_s(self, op: PrefillLayer) -> np.ndarray:
         """Seconds of one layer of prompts: what is left of a whole one without the output head, by layers. More tokens
