@@ -7,7 +7,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
-from kvferry.analysis.figures import COLUMNS, COMPARED_ASSISTED, COMPARED_SESSIONS, FIGURES, RATES, Figure, label_of
+from kvferry.analysis.compared import COLUMNS, COMPARED_ASSISTED, COMPARED_SESSIONS
+from kvferry.analysis.figures import FIGURES, RATES, Figure, label_of
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.repeats import Range, within_noise
 from kvferry.policies.ledger import KEPT_FREE

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.compare import compare_bars
+from kvferry.analysis.compared import COMPARED, COMPARED_ASSISTED, COMPARED_DECODING
 from kvferry.analysis.dataset import EARLIER, read_earlier, read_points
-from kvferry.analysis.figures import COMPARED, COMPARED_ASSISTED, COMPARED_DECODING
 from kvferry.analysis.folder import bars_of, write_pictures
 from kvferry.analysis.latex import comparison_latex
 from kvferry.analysis.study_plots import Drawn, draw_plots

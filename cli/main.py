@@ -19,7 +19,8 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from kvferry.analysis.figures import COMPARED, COMPARED_ASSISTED, COMPARED_DECODING, FIGURES, explained
+from kvferry.analysis.compared import COMPARED, COMPARED_ASSISTED, COMPARED_DECODING
+from kvferry.analysis.figures import FIGURES, explained
 from kvferry.cli.advise import advise
 from kvferry.cli.artefact import pack, unpack
 from kvferry.cli.calibrate import calibrate

@@ -153,7 +153,7 @@ class StagedSteps:
             if (works := repeated.get(n)) is None:
                 machine.handed = []
                 ticket = kind.begin(now, layer, tuple(before))
-                # What is noted is begun layer by layer.
+                # Begun layer by layer where it is noted.
                 if others and now.notes is None and isinstance(kind, OfLayersAlike):
                     repeated |= self._repeated(kind, others, machine.handed)
             else:

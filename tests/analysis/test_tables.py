@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvferry.analysis.figures import COMPARED, FIGURES, explained, label_of
+from kvferry.analysis.compared import COMPARED
+from kvferry.analysis.figures import FIGURES, explained, label_of
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.tables import compare_table, run_table, show
 from kvferry.specs import human
