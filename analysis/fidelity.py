@@ -103,17 +103,25 @@ def beside(
 
 def beside_pairs(pairs: Sequence[Mapping[str, Any]], headline: str = "ttft_s") -> dict[str, Any]:
     """The same of `pairs`, each a ``simulated`` run and the ``measured`` one that it was calibrated for: the error of a
-    metric is the median of theirs."""
+    metric, and of a turn, is the median of theirs."""
     simulated, measured = ([pair[world] for pair in pairs] for world in ("simulated", "measured"))
     found = beside(simulated[-1], measured, headline)
     for key, metric in found["metrics"].items():
-        both = [
-            (ours["metrics"][key], theirs["metrics"][key]) for ours, theirs in zip(simulated, measured, strict=True)
-        ]
-        metric["simulated"] = median(ours for ours, _ in both)
-        errors = [ours / theirs - 1 for ours, theirs in both if theirs]
-        metric["error"] = median(errors) if errors else metric["error"]
-    return found
+        _in_pairs(
+            metric,
+            [(ours["metrics"][key], theirs["metrics"][key]) for ours, theirs in zip(simulated, measured, strict=True)],
+        )
+    for n, turn in enumerate(found.get("turns", ())):
+        _in_pairs(
+            turn, [(ours["turns"][n], theirs["turns"][n]) for ours, theirs in zip(simulated, measured, strict=True)]
+        )
+    return found | _median_of(found.get("turns", ()))
+
+
+def _in_pairs(metric: dict[str, Any], pairs: Sequence[tuple[float, float]]) -> None:
+    metric["simulated"] = median(ours for ours, _ in pairs)
+    errors = [ours / theirs - 1 for ours, theirs in pairs if theirs]
+    metric["error"] = median(errors) if errors else metric["error"]
 
 
 def summary_of(rows: Sequence[dict[str, Any]], allowed: float = 0.15) -> dict[str, Any]:
@@ -177,8 +185,12 @@ def _turns_beside(simulated: Sequence[float], measured: Sequence[Sequence[float]
     if not simulated:
         return {}
     turns = [_beside(one, each) for one, each in zip(simulated, zip(*measured, strict=True), strict=True)]
+    return {"turns": turns} | _median_of(turns)
+
+
+def _median_of(turns: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     errors = [abs(turn["error"]) for turn in turns if turn["error"] is not None]
-    return {"turns": turns, "turn_error_median": median(errors)}
+    return {"turn_error_median": median(errors)} if turns else {}
 
 
 def _ops(spans: Sequence[Span]) -> list[list[Any]]:

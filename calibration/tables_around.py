@@ -22,6 +22,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.system.whole_file import write_file
 from kvferry.traces.chunks import CHUNK_TOKENS
+from kvferry.traces.turns import turns_of
 
 Task = Callable[[], list[Measurement]]
 # The systems that decode with their KV elsewhere whose ops a calibration measures in place, and how.
@@ -67,9 +68,11 @@ def _tasks(rig: Rig, folder: Path, scenario: Scenario) -> Iterator[Task]:
         yield from _of_loads(rig, scenario)
     elif kind == "decode" and scenario.system in _DECODING:
         yield from _of_steps(rig, folder, scenario)
+    elif kind == "session":
+        yield from _of_turns(rig, scenario)
     else:
         what = f"no tables can be measured beside {scenario.system} of a {kind} workload"
-        raise InputError(f"--paired: {what}; loads, {' and '.join(_DECODING)} have such")
+        raise InputError(f"--paired: {what}; loads, conversations, {' and '.join(_DECODING)} have such")
 
 
 def _of_loads(rig: Rig, scenario: Scenario) -> Iterator[Task]:
@@ -89,6 +92,19 @@ def _of_loads(rig: Rig, scenario: Scenario) -> Iterator[Task]:
     if workload.output > 1:
         for before in near:
             yield lambda b=before: compute.answers(rig, b)  # type: ignore[misc]
+
+
+def _of_turns(rig: Rig, scenario: Scenario) -> Iterator[Task]:
+    turns, settings = turns_of(scenario.session.workload, scenario.seed), Settings(model="")
+    contexts = settings_reaching(turns.longest.prompt).contexts
+    for before in contexts:
+        for n in around(settings.chunk_tokens, turns.block):
+            yield lambda b=before, n=n: compute.column(rig, b, n, 1.0)  # type: ignore[misc]
+    # What is new of a turn may be a single token, and as many as were never kept.
+    for before in (max(before, compute.LEAST_CONTEXT) for before in contexts):
+        for question in settings.question_tokens:
+            yield lambda b=before, q=question: compute.questions(rig, b, q)  # type: ignore[misc]
+        yield lambda b=before: compute.answers(rig, b)  # type: ignore[misc]
 
 
 def _of_steps(rig: Rig, folder: Path, scenario: Scenario) -> Iterator[Task]:

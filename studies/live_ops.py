@@ -1,4 +1,4 @@
-"""Ops of real loads and decoding, priced by tables of the same minutes: python studies/live_ops.py FILE [--turns N].
+"""Ops of real loads and decoding, priced by tables of the same minutes: python studies/live_ops.py FILE.
 
 Turn by turn, each cell runs once for real between two halves of the tables that price its ops, which are measured as
 `kvferry calibrate` does, at points around the cell's. Probes tell of pairs in which the machine has changed its speed
@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.loading.runner import SessionRunner
+from kvferry.backends.live.turns.runner import TurnRunner
 from kvferry.calibration import compute, decoding
 from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement
@@ -29,6 +30,7 @@ from kvferry.calibration.settings import Settings
 from kvferry.calibration.speed import MOST_CHANGE, Speed
 from kvferry.calibration.tables import tables
 from kvferry.machine.op import Op
+from kvferry.machine.ops import OutputHead, PrefillLayer
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.sim.costs.op_rules import RULES
@@ -41,6 +43,10 @@ Timed = tuple[Op, float]
 # Of a load of 3,000 tokens in chunks of 512: columns around them, and the question's prefill.
 COLUMNS = [(before, tokens) for before in (0, 1024, 2048, 4096) for tokens in (256, 512)]
 QUESTIONS = [(before, tokens) for before in (2048, 4096) for tokens in (16, 64)]
+# Of conversations of 2,048 to 2,300 tokens in blocks of 64: columns around them, questions, and answers.
+BLOCKS = [(before, tokens) for before in (0, 1024, 2048) for tokens in (64, 128)]
+NEW = [(before, tokens) for before in (1024, 2048, 4096) for tokens in (16, 64, 256)]
+ANSWERS = (1024, 2048, 4096)
 # Of two sequences of 2,048 tokens, 240 of them selected: batch, context, selected.
 STEPS = [decoding.Point(batch, *of) for batch in (1, 4) for of in ((1024, 384), (4096, 384), (4096, 128))]
 
@@ -63,16 +69,28 @@ def cells() -> Iterator[Cell]:
     )
     for system in ("local-prefill", "ferry"):
         yield Cell(system, load_scenario("live/quickstart", [f"system={system}", *load]), SessionRunner, of_loads)
+    yield Cell("conversations", load_scenario("session/live"), TurnRunner, of_turns)
     decode = ("workload.batch=2", "workload.context=2048", "workload.output=49", "policies.selected_tokens=240")
     budget = ("budget.kv_share=null", "budget.kv=64 MiB")
     yield Cell("kvswap", load_scenario("kvswap/live", [*decode, *budget]), Layers, of_steps)
 
 
 def of_loads(rig: Rig, folder: Path) -> list[Measurement]:
+    return of_prompts(rig, COLUMNS, QUESTIONS)
+
+
+def of_turns(rig: Rig, folder: Path) -> list[Measurement]:
+    found = of_prompts(rig, BLOCKS, NEW)
+    for before in ANSWERS:
+        found += timed(SessionRunner, lambda: compute.answers(rig, before))  # noqa: B023
+    return found
+
+
+def of_prompts(rig: Rig, columns: Sequence[tuple[int, int]], questions: Sequence[tuple[int, int]]) -> list[Measurement]:
     found = []
-    for before, tokens in COLUMNS:
+    for before, tokens in columns:
         found += timed(SessionRunner, lambda: compute.column(rig, before, tokens, 1.0))  # noqa: B023
-    for before, tokens in QUESTIONS:
+    for before, tokens in questions:
         found += timed(SessionRunner, lambda: compute.questions(rig, before, tokens))  # noqa: B023
     return found
 
@@ -130,10 +148,15 @@ def pair(cell: Cell, rig: Rig, folder: Path) -> tuple[float, Mapping[str, tuple[
         device = cell.scenario.device
         costs = MeasuredTable.read(Path(name), Roofline(device.processors[device.main], cell.scenario.model))
     sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+    question = 0
     for op, took_s in ops:
-        if type(op) in RULES and f"{RULES[type(op)].table}.csv" in found:
-            priced_s = costs.cost(op).duration_s
-            for key in (op.label, "all"):
+        # The output head is a part of every question's table.
+        if type(op) in RULES and (costs.knows(op) or isinstance(op, OutputHead)):
+            priced_s, keys = costs.cost(op).duration_s, [op.label, "all"]
+            if cell.runner is TurnRunner and isinstance(op, PrefillLayer | OutputHead):
+                question += isinstance(op, PrefillLayer) and op.layer == 0
+                keys.append(f"question {question}")
+            for key in keys:
                 sums[key] = sums[key][0] + priced_s, sums[key][1] + took_s
     return speed.change, sums
 
@@ -153,9 +176,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--cells", nargs="+", help="default: all")
     asked = parser.parse_args()
     rig = Rig(Settings(model="byte-large", quick=True))
-    of_cells = list(cells())
+    of_cells = [cell for cell in cells() if not asked.cells or cell.name in asked.cells]
     pairs: dict[str, list[Any]] = {cell.name: [] for cell in of_cells}
     with asked.file.open("w", newline="") as file, TemporaryDirectory() as folder:
         rows = csv.writer(file, lineterminator="\n")

@@ -200,6 +200,22 @@ def test_the_error_of_pairs_is_the_median_of_their_own() -> None:
     assert found["error"] == pytest.approx(0.1)
 
 
+def test_turns_of_pairs_are_off_by_the_median_of_their_pairs() -> None:
+    # The first turn is off by -0.5, 0 and 0.2; the second always by 0.5.
+    runs = [([1.0, 3.0], [2.0, 2.0]), ([3.0, 3.0], [3.0, 2.0]), ([6.0, 1.5], [5.0, 1.0])]
+    pairs = [
+        {
+            world: {"metrics": {}, "ops": [], "turns": turns}
+            for world, turns in (("simulated", ours), ("measured", theirs))
+        }
+        for ours, theirs in runs
+    ]
+    found = beside_pairs(pairs)
+    assert [turn["error"] for turn in found["turns"]] == pytest.approx([0.0, 0.5])
+    assert [turn["simulated"] for turn in found["turns"]] == [3.0, 3.0]
+    assert found["turn_error_median"] == pytest.approx(0.25)
+
+
 class Probes:
     def __init__(self, change: float) -> None:
         self.change, self.kept = change, change < 1.15

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tiny import LIVE_DECODING, tiny
+from tiny import LIVE_DECODING, LIVE_TURNS, tiny
 
 from kvferry.specs.errors import InputError
 
@@ -42,6 +42,27 @@ def test_a_machine_keeps_its_speed_up_to_a_bound() -> None:
     assert speed.kept
     speed._probes_s.append(0.91 * MOST_CHANGE)
     assert not speed.kept
+
+
+def test_turns_are_measured_behind_contexts_up_to_the_longest_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvferry.calibration import tables_around
+    from kvferry.calibration.tables_around import TablesAround
+
+    measured = set[tuple[str, tuple[float, ...]]]()
+    for what in ("column", "questions", "answers"):
+        monkeypatch.setattr(
+            tables_around.compute, what, lambda rig, *at, what=what: measured.add((what, at)) or list[object]()
+        )
+    TablesAround(tiny(LIVE_TURNS), tmp_path).half()
+    # Blocks of 16 tokens; prompts are shorter than two chunks of 1,024.
+    behind = (64, 1024, 2048)
+    assert measured == {
+        *(("column", (before, tokens, 1.0)) for before in (0, 1024, 2048) for tokens in (64, 128)),
+        *(("questions", (before, tokens)) for before in behind for tokens in (1, 16, 64, 256)),
+        *(("answers", (before,)) for before in behind),
+    }
 
 
 def test_systems_without_tables_are_refused(tmp_path: Path) -> None:

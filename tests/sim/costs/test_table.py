@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvferry.machine.ops import DecodeStep, FeedForward, PrefillHead
+from kvferry.machine.ops import DecodeStep, FeedForward, OutputHead, Prefill, PrefillHead, PrefillLayer
+from kvferry.policies.decode.attention_kernel import EAGER, FLASH
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.sim.costs.grid import Grid, read_grid
@@ -65,6 +66,41 @@ def test_a_profile_folder_prices_what_it_has_measured(tmp_path: Path) -> None:
     assert isinstance(costs, MeasuredTable)
     costs.cost(DecodeStep(9, 25))
     assert [warning.split(":")[0] for warning in costs.warnings] == ["decode_step.csv"]
+
+
+def prompts(tmp_path: Path, columns: str = "context,tokens") -> MeasuredTable:
+    """Prompts of 20 and 100 tokens: 1.1 and 2.1 s, and 2 s more behind 1,000; the output head takes 0.1 s of these."""
+    rows = "0,20,1.1\n0,100,2.1\n1000,20,3.1\n1000,100,4.1\n" if "tokens" in columns else "0,1.1\n1000,3.1\n"
+    (tmp_path / "prefill.csv").write_text(f"{columns},seconds\n{rows}")
+    (tmp_path / "output_head.csv").write_text("batch,seconds\n1,0.1\n4,0.1\n")
+    return MeasuredTable.read(tmp_path, Roofline(PROCESSOR, MODEL))
+
+
+def test_layers_of_a_prompt_and_its_output_head_take_what_the_whole_takes(tmp_path: Path) -> None:
+    costs = prompts(tmp_path)
+    # Four layers: (2.1 + 1.0 - 0.1) / 4 for 100 tokens behind 500.
+    layer = PrefillLayer(1, 100, 2, kernel=FLASH, context_tokens=500)
+    assert costs.cost(layer).duration_s == pytest.approx(0.75)
+    assert costs.cost(layer).n_bytes == Roofline(PROCESSOR, MODEL).cost(layer).n_bytes
+    passed_s = 4 * costs.cost(layer).duration_s + costs.cost(OutputHead(1)).duration_s
+    assert passed_s == pytest.approx(costs.cost(Prefill(100, 500)).duration_s)
+    # 60 tokens lie halfway; three prompts take three times as long.
+    three = PrefillLayer(3, np.array([20, 60]), context_tokens=np.array([0, 1000]))
+    assert costs.durations_s(three) == pytest.approx([3 * 0.25, 3 * 0.875])
+
+
+def test_a_longer_prompt_than_was_measured_goes_in_pieces_behind_each_other(tmp_path: Path) -> None:
+    # 100 behind 500, 100 behind 600, 60 behind 700: 3.0 + 3.2 + 2.9 s without the output head.
+    assert prompts(tmp_path).durations_s(PrefillLayer(1, 260, context_tokens=500)) == pytest.approx(9.1 / 4)
+    both = PrefillLayer(1, np.array([260, 20, 0]), context_tokens=np.array([500, 0, 0]))
+    assert prompts(tmp_path).durations_s(both) == pytest.approx([9.1 / 4, 0.25, 0])
+    # Without a column of tokens they do not matter.
+    assert prompts(tmp_path, "context").durations_s(PrefillLayer(1, 260)) == pytest.approx(0.25)
+
+
+def test_attention_that_writes_its_scores_is_not_what_was_measured(tmp_path: Path) -> None:
+    costs, eager = prompts(tmp_path), PrefillLayer(1, 100, kernel=EAGER)
+    assert costs.cost(eager) == Roofline(PROCESSOR, MODEL).cost(eager)
 
 
 @pytest.mark.parametrize(
