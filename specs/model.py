@@ -314,6 +314,13 @@ class ModelSpec(Spec):
         """Whether some layer does not see all of a sequence of so many tokens; None: of any length."""
         return self.window is not None and len(self.full_layers) < self.layers and (tokens or 10**9) > self.window
 
+    def beyond_window(self, tokens: int | None) -> str | None:
+        """Says that a sequence of so many tokens is longer than a window; None: it is not."""
+        if not self.exceeds_window(tokens):
+            return None
+        lengths = "lengths are drawn or recorded" if tokens is None else f"sequences have {tokens:,} tokens"
+        return f"some layers attend to a window of the newest {self.window:,} tokens alone, and {lengths}"
+
     @property
     def kv_values_per_token(self) -> int:
         """Numbers that one token caches, over all layers and KV heads."""

@@ -42,14 +42,8 @@ def faults_of(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
 
 def window_faults(scenario: Scenario, roles: Roles) -> Iterator[Complaint]:
     """Yields a complaint about windows of attention that are shorter than a sequence, where they are not modelled."""
-    model, tokens = scenario.model, scenario.workload.longest_tokens
-    if not model.exceeds_window(tokens):
-        return
-    lengths = "lengths are drawn or recorded" if tokens is None else f"sequences have {tokens:,} tokens"
-    what = f"some layers attend to a window of the newest {model.window:,} tokens alone, and {lengths}"
-    if scenario.backend != "sim":
-        yield Complaint(("model",), f"{what}; real runs attend to all, backend: sim would do")
-    elif not roles.all_in_memory or roles.selector.evicts or roles.attention.needs_memory:
+    what = scenario.model.beyond_window(scenario.workload.longest_tokens)
+    if what and (not roles.all_in_memory or roles.selector.evicts or roles.attention.needs_memory):
         would = "all KV in memory and paged attention would do, as vllm has it"
         yield Complaint(("model",), f"{what}; {scenario.system} does not model that, {would}")
 

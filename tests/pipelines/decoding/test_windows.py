@@ -100,7 +100,7 @@ def test_requests_that_come_and_go_give_their_pages_back() -> None:
         ({"system": "kvswap"}, "kvswap does not model that"),
         ({"system": "full-eager"}, "full-eager does not model that"),
         ({"system": "streaming-llm"}, "streaming-llm does not model that"),
-        ({"backend": "torch"}, "backend: sim would do"),
+        ({"backend": "torch"}, "backend: sim with KV in memory would do"),
         ({"workload": {"kind": "context-reuse", "context": 1000, "output": 9}, "system": "ferry"}, "decode with KV"),
     ],
 )
