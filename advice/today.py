@@ -15,6 +15,7 @@ from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.scenarios.loader import load_model
 from kvferry.specs.base import Spec
 
 _USUAL_CHUNK = 2048
@@ -48,6 +49,8 @@ class EngineFlags(Spec):
     keeps: dict[str, tuple[str, ...]]
     kv_bits: dict[float, tuple[str, ...]] = Field(default_factory=dict)
     chunk: str
+    # With these it keeps all KV of layers that attend to a window, behind which turns go on.
+    whole_windows: tuple[str, ...] = ()
 
     def lacks(self, one: Composition) -> list[str]:
         """Returns the parts of a composition that the engine has no flag for."""
@@ -58,11 +61,12 @@ class EngineFlags(Spec):
             [] if one.kv_bits == KV_BITS[0] or one.kv_bits in self.kv_bits else [f"KV of {one.kv_bits} bits"]
         )
 
-    def line(self, one: Composition, model: str, context: int) -> str:
-        """Returns the command of a composition, each flag once."""
+    def line(self, one: Composition, model: str, context: int, *, windows: bool = False) -> str:
+        """Returns the command of a composition, each flag once. `windows`: the model has layers that attend to one."""
         flags = [*self.decodes[one.decode], *self.kv_bits.get(one.kv_bits, ())]
         flags += [self.chunk] if one.prefill_chunk != _USUAL_CHUNK else []
         flags += [*self.keeps[one.keep], *self.loads[one.load]]
+        flags += self.whole_windows if windows and one.keep != "drop" else ()
         environment = [flag for flag in flags if _VARIABLE.match(flag)]
         words = [*environment, self.command, *(flag for flag in flags if flag not in environment)]
         gguf = model if model.endswith(".gguf") else f"{model}.gguf"
@@ -111,7 +115,9 @@ def _line(question: Question, one: Composition, model: str, context: int) -> str
     own = question.device.engine
     known = engines()
     first = [own.name] if own is not None and own.name in known else list(known)
-    return next((known[name].line(one, model, context) for name in first if not known[name].lacks(one)), None)
+    windows = load_model(model).exceeds_window(context)
+    does = (known[name] for name in first if not known[name].lacks(one))
+    return next((engine.line(one, model, context, windows=windows) for engine in does), None)
 
 
 def _whose(parts: list[str]) -> list[str]:

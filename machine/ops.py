@@ -86,7 +86,8 @@ class Prefill(Op):
 @dataclass(frozen=True, slots=True)
 class PrefillLayer(Op):
     """One layer for `batch` prompts of `tokens` each behind `context_tokens` of KV; gives its KV, to be written, or to
-    stay in the processor's memory at `stays`. `kernel`: how a modelled machine attends."""
+    stay in the processor's memory at `stays`. `kernel`: how a modelled machine attends. `window_tokens`: the layer
+    attends to no more KV than that; None: all of it."""
 
     purpose: ClassVar[Purpose] = "prefill"
 
@@ -97,6 +98,7 @@ class PrefillLayer(Op):
     stays: Extents | None = field(default=None, compare=False)
     kernel: AttentionKernel = AttentionKernel()
     context_tokens: Number = 0
+    window_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ it grants KV the rest: vLLM by a profile run with as many tokens as it batches, 
 graph of ``n_ubatch`` tokens. Both keep that memory for the whole run, and so does this.
 """
 
-from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
+from kvferry.policies.decode.pages import PageSizes
 from kvferry.policies.ledger import KEPT_FREE, Holding, Ledger
 from kvferry.policies.offload import Offload
 from kvferry.specs.assist import AssistSpec
@@ -81,12 +81,15 @@ def offload_of(scenario: Scenario) -> Offload | None:
         return None
     model, workload = scenario.model, scenario.workload
     sequences = 1 if workload.batch == "max" else workload.batch
-    tokens = sequences * pages_of(workload.context + workload.output) * PAGE_TOKENS
+    tokens = workload.context + workload.output
     granted_bytes = scenario.budget.memory_bytes or scenario.device.memory.free_bytes
     room_bytes = granted_bytes - Ledger(_besides_weights(scenario)).n_bytes(0)
-    return Offload.fitting(
-        spec, model, room_bytes, lambda layers: tokens * layers * model.kv_entry_values * model.kv_value_bytes
-    )
+
+    def kv_bytes(near: ModelSpec) -> float:
+        pages = PageSizes(near)
+        return sequences * pages.of(tokens) * pages.page_bytes
+
+    return Offload.fitting(spec, model, room_bytes, kv_bytes)
 
 
 def engine_holdings(scenario: Scenario) -> tuple[Holding, ...]:

@@ -21,14 +21,14 @@ class Offload:
 
     @classmethod
     def fitting(
-        cls, spec: OffloadSpec, model: ModelSpec, room_bytes: float, kv_bytes: Callable[[int], float]
+        cls, spec: OffloadSpec, model: ModelSpec, room_bytes: float, kv_bytes: Callable[[ModelSpec], float]
     ) -> "Offload":
-        """Returns as few layers as leave room in `room_bytes` for all other weights and the KV of as many layers as
+        """Returns as few layers as leave room in `room_bytes` for all other weights and the KV of the layers that
         stay, `kv_bytes` of them; the most there can be where no number does. A number that is said is taken."""
         if spec.layers != "auto":
             return cls(spec, model, spec.layers)
         every = [cls(spec, model, layers) for layers in range(cls(spec, model, 0).most + 1)]
-        return next((one for one in every if one.near_bytes + kv_bytes(one.kv_layers) <= room_bytes), every[-1])
+        return next((one for one in every if one.near_bytes + kv_bytes(one.near_model) <= room_bytes), every[-1])
 
     @property
     def most(self) -> int:
@@ -66,7 +66,9 @@ class Offload:
     @property
     def near_model(self) -> ModelSpec:
         """Returns the model as far as its KV is in the processor's memory."""
-        return self.model.model_copy(update={"layers": self.kv_layers})
+        moved = self.model.layers - self.kv_layers
+        full = tuple(layer - moved for layer in self.model.full_layers if layer >= moved)
+        return self.model.model_copy(update={"layers": self.kv_layers, "full_layers": full})
 
     @property
     def moves_kv(self) -> bool:

@@ -10,8 +10,12 @@ from kvferry.specs.node import Node, Place, node_of
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-# Decoders of the kind that KVFerry models: attention over all earlier tokens, a gated feed-forward network.
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "mistral3", "smollm3", "granite", "olmo2", "phi3")
+# One of so many layers attends to all tokens, the others to a window (llama.cpp's set_swa_pattern of them).
+_FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
+# Decoders of the kind that KVFerry models: attention over earlier tokens, a gated feed-forward network.
+ARCHITECTURES = (
+    "llama", "qwen2", "qwen3", "qwen3moe", "mistral3", "smollm3", "granite", "olmo2", "phi3", *_FULL_EVERY
+)  # fmt: skip
 # Numbers and texts in all lists of a header: a vocabulary of a quarter of a million with its merges has a million.
 MOST_ENTRIES = 4_000_000
 # Keys of a header, and tensors: the largest models have hundreds and thousands.
@@ -39,8 +43,8 @@ def gguf_node(file: Path) -> Node:
         known = ", ".join(ARCHITECTURES)
         raise InputError(f"{name}: general.architecture: {architecture!r} is not modelled; known: {known}")
     keys = {key.removeprefix(f"{architecture}."): key for key in reader.fields}
-    if "attention.sliding_window" in keys:
-        what = "attention within a sliding window is not modelled"
+    if "attention.sliding_window" in keys and architecture not in _FULL_EVERY:
+        what = f"attention within a sliding window is not modelled for {architecture}"
         raise InputError(f"{name}: {keys['attention.sliding_window']}: {what}; a model without one would do")
 
     def number(key: str) -> int | None:
@@ -69,6 +73,9 @@ def gguf_node(file: Path) -> Node:
     }
     if experts:
         model["experts"] = experts
+    if window := number("attention.sliding_window"):
+        every, layers = _FULL_EVERY[architecture], dimensions["layers"] or 0
+        model |= {"window": window, "full_layers": list(range(every - 1, layers, every))}
     return node_of(model, Place(name, None, file.parent))
 
 

@@ -12,6 +12,9 @@ CONFIG = "config.json"
 _BITS = {"float32": 32.0, "float": 32.0, "bfloat16": 16.0, "float16": 16.0, "half": 16.0}
 # Families whose output head is the embedding unless the file says otherwise; others keep the two apart.
 _TIED = ("gemma", "gpt2", "phi3small")
+# Layers of Qwen that attend to all tokens, and of other families one of how many, where files do not say it.
+_QWEN_FULL = 28
+_FULL_EVERY = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
 _DIMENSIONS = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -55,17 +58,28 @@ def model_node(file: Path) -> Node:
     return node_of(_model(text, file), place)
 
 
-def _window(config: dict[str, Any]) -> int | None:
-    """Returns the length of a window that some layers attend to, where it is shorter than the model's contexts."""
+def _window(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the window that layers attend to, where it is shorter than the model's contexts, and the layers that
+    attend to all."""
     family, kinds = str(config.get("model_type", "")), config.get("layer_types")
     # Qwen's own files have a window that is not in use.
     in_use = config.get("use_sliding_window", not family.startswith("qwen"))
     if not in_use or (isinstance(kinds, list) and not any("full" not in str(kind) for kind in kinds)):
-        return None
+        return {}
     tokens, longest = config.get("sliding_window"), config.get("max_position_embeddings")
     if isinstance(tokens, int) and tokens > 0 and not (isinstance(longest, int) and longest <= tokens):
-        return tokens
-    return None
+        return {"window": tokens, "full_layers": _full_layers(config, family)}
+    return {}
+
+
+def _full_layers(config: dict[str, Any], family: str) -> list[int]:
+    layers, kinds = config["num_hidden_layers"], config.get("layer_types")
+    if isinstance(kinds, list):
+        return [layer for layer, kind in enumerate(kinds) if "full" in str(kind)]
+    if family.startswith("qwen"):
+        return list(range(min(layers, config.get("max_window_layers", _QWEN_FULL))))
+    every = config.get("sliding_window_pattern") or _FULL_EVERY.get(family)
+    return [] if not isinstance(every, int) or every < 1 else list(range(every - 1, layers, every))
 
 
 def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -96,7 +110,7 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
         "weight_bits": float(weight_bits or bits),
         "embedding_bits": bits,
         "kv_value_bytes": min(bits, 16.0) / 8,
-        "window": _window(config),
+        **_window(config),
         # For a real run, which has its weights and KV as they are there.
         "stored": {"folder": str(file.resolve().parent), "value_bytes": _BITS.get(dtype, 32.0) / 8},
         "source": f"Hugging Face config.json, {file.resolve().parent.name}",

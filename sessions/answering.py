@@ -141,7 +141,8 @@ def read_prompt(
 ) -> Ticket:
     """Fires with the token that follows so many tokens of a prompt behind the `known` ones, all in memory."""
     for layer in range(model.layers):
-        op = PrefillLayer(1, tokens, layer, kernel=kernel, context_tokens=known)
+        window = model.window_of(layer)
+        op = PrefillLayer(1, tokens, layer, kernel=kernel, context_tokens=known, window_tokens=window)
         after = (machine.submit(op, after=after, request=request),)
     return machine.submit(OutputHead(1), after=after, request=request)
 
@@ -214,7 +215,8 @@ class InMemory:
 
     def __init__(self, scenario: Scenario, name: str, roles: Roles) -> None:
         self._scenario, self._name, self._roles, self.kernel = scenario, name, roles, roles.attention
-        self._peak = Peak(roles, scenario.model)
+        # Turns go on behind KV of which all layers keep all, as llama.cpp's --swa-full has it.
+        self._peak = Peak(roles, scenario.model.without_window)
         storage = scenario.device.storage
         self._alignment = 1 if storage is None else int(storage.block_bytes)
 

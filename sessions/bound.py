@@ -1,6 +1,6 @@
 """How soon the first token of a turn could be there at best: a bound on what keeping, loading and order can save."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 from typing import Any
 
@@ -17,6 +17,7 @@ from kvferry.sessions.systems import SessionSystem
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
+from kvferry.specs.windows import LayersAlike
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.stored import StoredContext
 from kvferry.traces.turn import Turn, Turns
@@ -88,14 +89,14 @@ class WaitBound:
 
     def __init__(
         self,
-        layers: int,
+        spans: Sequence[LayersAlike],
         kernel: AttentionKernel,
         truth_s: Callable[[Op], Any],
         block: int,
         room: float = inf,
         paths: PathsOfBlocks | None = None,
     ) -> None:
-        self._layers, self._kernel, self._truth_s = layers, kernel, truth_s
+        self._spans, self._kernel, self._truth_s = spans, kernel, truth_s
         self._block, self._room, self._paths = block, room, paths
         # By what is new and what is known.
         self._question_s: dict[tuple[int, int], float] = {}
@@ -113,10 +114,13 @@ class WaitBound:
 
     def _read_s(self, tokens: int, known: int) -> float:
         if (tokens, known) not in self._question_s:
-            layer = PrefillLayer(1, tokens, 0, kernel=self._kernel, context_tokens=known)
-            seconds = self._layers * float(self._truth_s(layer)) + float(self._truth_s(OutputHead(1)))
-            self._question_s[tokens, known] = seconds
+            seconds = sum(n * self._layer_s(tokens, known, window) for n, window in self._spans)
+            self._question_s[tokens, known] = seconds + float(self._truth_s(OutputHead(1)))
         return self._question_s[tokens, known]
+
+    def _layer_s(self, tokens: int, known: int, window: int | None) -> float:
+        layer = PrefillLayer(1, tokens, 0, kernel=self._kernel, context_tokens=known, window_tokens=window)
+        return float(self._truth_s(layer))
 
 
 def wait_bound(
@@ -138,4 +142,4 @@ def wait_bound(
         flash_bytes = stage.flash_bytes(turns.block)
         paths = PathsOfBlocks(loading, truth_s, world.content.stored, link, rtt_s, storage, flash_bytes)
     kernel = system.decoding.roles.attention
-    return WaitBound(scenario.model.layers, kernel, truth_s, turns.block, room, paths)
+    return WaitBound(scenario.model.spans, kernel, truth_s, turns.block, room, paths)

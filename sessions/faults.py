@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from kvferry.pipelines.assist.estimates import window_of
 from kvferry.pipelines.assist.roles import BOTH, DECODE, PREFILL
 from kvferry.pipelines.assist.systems import AssistSystem
+from kvferry.pipelines.decoding.faults import window_faults
 from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.missing_storage import without_storage
 from kvferry.policies.decode.blocking import ValueGroups
@@ -26,6 +27,9 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
     if scenario.model.latent is not None:
         what = "has a latent cache (model.latent), and contexts are stored as keys and values of heads"
         yield Complaint(("model",), f"{scenario.model.name} {what}; a model without it would do")
+    yield from window_faults(scenario, roles)
+    if scenario.model.exceeds_window(workload.longest_tokens):
+        yield from _loading_windows(scenario, system)
     block = workload.block or USUAL_BLOCK
     if workload.trace is not None:
         try:
@@ -57,6 +61,17 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
             yield Complaint(
                 ("budget", f"kept_{place}"), f"{what}; or a smaller workload.block, or keep without {place}"
             )
+
+
+def _loading_windows(scenario: Scenario, system: SessionSystem) -> Iterator[Complaint]:
+    """Yields what is not modelled of a model whose layers attend to a window: KV that is loaded."""
+    what = f"loading KV is not modelled for {scenario.model.name}, whose layers attend to a window"
+    if not {*system.places} <= {"memory"}:
+        yield Complaint(("policies", "keep"), f"{what}; keep: memory or drop would do")
+    if system.codec is not None and scenario.session.workload.in_cloud == "contexts":
+        yield Complaint(("workload", "in_cloud"), f"{what}; in_cloud: nothing would do, or load: local-prefill")
+    if system.assisting is not None:
+        yield Complaint(("policies", "assist"), "is not modelled for layers that attend to a window; leave it out")
 
 
 def _assist_faults(scenario: Scenario, system: SessionSystem, assisting: AssistSystem) -> Iterator[Complaint]:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from kvferry.specs.base import BadKey, Spec
 from kvferry.specs.units import Count
 from kvferry.specs.weight_format import ROUTER_BITS, WEIGHT_FORMATS, WeightFormatName
+from kvferry.specs.windows import LayersAlike
 
 
 class LatentKv(Spec):
@@ -70,9 +71,10 @@ class ModelSpec(Spec):
     # A format by its name, which says the bits of each part of the model, in place of the numbers above.
     weights: WeightFormatName | None = None
     kv_value_bytes: float = Field(default=2.0, gt=0, le=8)
-    # The newest tokens that some layers attend to, where those are fewer than the model reads; None: all attend to
-    # all. Sequences no longer than that are the same either way, longer ones are refused.
+    # The newest tokens that layers attend to, all but those in `full_layers`; None: all attend to all.
     window: Count | None = Field(default=None, ge=1, le=10**8)
+    # Layers, counted from 0, that attend to all tokens where others attend to a window.
+    full_layers: tuple[Count, ...] = Field(default=(), max_length=1000)
     latent: LatentKv | None = None
     experts: Experts | None = None
     source: str
@@ -116,6 +118,15 @@ class ModelSpec(Spec):
         if experts is not None and experts.dense_layers > self.layers:
             what = f"{experts.dense_layers} dense layers of {self.layers} cannot be"
             raise BadKey("experts", f"{what}; up to {self.layers} would do")
+        return self
+
+    @model_validator(mode="after")
+    def _full_layers_among_windows(self) -> "ModelSpec":
+        full = self.full_layers
+        if full and self.window is None:
+            raise BadKey("full_layers", "all layers attend to all tokens without a window; leave it out")
+        if list(full) != sorted({*full}) or any(layer >= self.layers for layer in full):
+            raise BadKey("full_layers", f"are not layers from 0 to {self.layers - 1}, each once and ascending")
         return self
 
     @model_validator(mode="after")
@@ -282,6 +293,33 @@ class ModelSpec(Spec):
     def kv_full_bytes(self, tokens: int) -> int:
         """KV of all tokens and layers, in whole entries."""
         return self.layers * tokens * self.kv_entry_bytes
+
+    @property
+    def without_window(self) -> "ModelSpec":
+        """The model as if all layers attended to all tokens."""
+        return self.model_copy(update={"window": None, "full_layers": ()})
+
+    @property
+    def spans(self) -> tuple[LayersAlike, ...]:
+        """Layers alike in how far back they attend, those that attend to all tokens first."""
+        full = self.layers if self.window is None else len(self.full_layers)
+        spans = LayersAlike(full), LayersAlike(self.layers - full, self.window)
+        return tuple(alike for alike in spans if alike.layers)
+
+    def window_of(self, layer: int) -> int | None:
+        """The newest tokens that a layer attends to; None: all."""
+        return None if layer in self.full_layers else self.window
+
+    def exceeds_window(self, tokens: int | None) -> bool:
+        """Whether some layer does not see all of a sequence of so many tokens; None: of any length."""
+        return self.window is not None and len(self.full_layers) < self.layers and (tokens or 10**9) > self.window
+
+    def beyond_window(self, tokens: int | None) -> str | None:
+        """Says that a sequence of so many tokens is longer than a window; None: it is not."""
+        if not self.exceeds_window(tokens):
+            return None
+        lengths = "lengths are drawn or recorded" if tokens is None else f"sequences have {tokens:,} tokens"
+        return f"some layers attend to a window of the newest {self.window:,} tokens alone, and {lengths}"
 
     @property
     def kv_values_per_token(self) -> int:

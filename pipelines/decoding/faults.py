@@ -35,8 +35,17 @@ def faults_of(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:
                 what = f"{scenario.system} decodes one batch of equal prompts in lock step, all there at the start"
                 yield Complaint(("workload", key), f"{what}; leave it out, or take a system with all KV in memory")
     yield from _without_storage(scenario, system)
+    yield from window_faults(scenario, system.roles)
     yield from offload_faults(scenario, system)
     yield from _over_context(scenario)
+
+
+def window_faults(scenario: Scenario, roles: Roles) -> Iterator[Complaint]:
+    """Yields a complaint about windows of attention that are shorter than a sequence, where they are not modelled."""
+    what = scenario.model.beyond_window(scenario.workload.longest_tokens)
+    if what and (not roles.all_in_memory or roles.selector.evicts or roles.attention.needs_memory):
+        would = "all KV in memory and paged attention would do, as vllm has it"
+        yield Complaint(("model",), f"{what}; {scenario.system} does not model that, {would}")
 
 
 def _without_storage(scenario: Scenario, system: DecodeSystem) -> Iterator[Complaint]:

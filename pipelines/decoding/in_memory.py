@@ -16,7 +16,6 @@ from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Left, Process, Progress
 from kvferry.policies.decode.attention_mass import AttentionMass
 from kvferry.policies.decode.batcher import Batcher
-from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.engine_memory import offload_of
 from kvferry.specs.errors import InputError, OutOfMemory
@@ -53,12 +52,12 @@ class InMemoryFlow:
         if roles.attention.needs_memory:
             # The longest requests that fit, with what their attention takes besides.
             slots = min(slots, max(1, peak.sequences_within(pool_bytes, self._longest)))
-        self._pool_bytes, self._page_bytes = pool_bytes, PAGE_TOKENS * peak.model.kv_bytes_per_token
+        self._pool_bytes, self._page_bytes = pool_bytes, peak.pages.page_bytes
         # Each request at its end; no more are taken than the longest together need.
         kept = roles.selector.kept_tokens
-        self._pages = sorted((pages_of(kept(one.context + one.output)) for one in self._requests), reverse=True)
+        self._pages = sorted((peak.pages.of(kept(one.context + one.output)) for one in self._requests), reverse=True)
         pool = min(int(pool_bytes // self._page_bytes), sum(self._pages[:slots]))
-        self._batcher = Batcher(pool, slots, roles.batching, kept)
+        self._batcher = Batcher(pool, slots, roles.batching, kept, peak.pages.of)
         self._decode: ContinuousDecode | None = None
         self._turns = 0
 
@@ -105,8 +104,9 @@ class InMemoryFlow:
         """Holds the weights that lie elsewhere, with the KV that goes with them. Raises OutOfMemory."""
         if self._offload is None:
             return
-        tier, pages = self._offload.spec.tier, self._batcher.pages.pages
-        kv_bytes = pages * PAGE_TOKENS * (self._scenario.model.kv_bytes_per_token - self._peak.model.kv_bytes_per_token)
+        tier, near = self._offload.spec.tier, self._peak.model.kv_bytes_per_token
+        tokens = self._batcher.pages.pages * self._page_bytes / near
+        kv_bytes = tokens * (self._scenario.model.kv_bytes_per_token - near)
         for tag, n_bytes in {"weights": self._offload.away_bytes, "kv": kv_bytes}.items():
             if isinstance(refused := machine.memory_of(tier).reserve(n_bytes, tag), Refused):
                 raise OutOfMemory(f"budget.offload: {tier}: {refused}")

@@ -37,6 +37,9 @@ def offload_faults(scenario: Scenario, system: DecodeSystem) -> Iterator[Complai
         yield Complaint((*at, "to"), f"{has}; host would do, or a device profile with one")
     offload = offload_of(scenario)
     assert offload is not None
+    if offload.layers and offload.moves_kv and model.exceeds_window(scenario.workload.longest_tokens):
+        what = f"layers on the CPU are not modelled behind a window of {model.window:,} tokens ({model.name})"
+        yield Complaint((*at, "to"), f"{what}; what: experts, to: host or shorter sequences would do")
     if offload.layers > offload.most:
         would = f"; processor: {CPU} has all of them there" if spec.to == "cpu" and spec.what == "layers" else ""
         yield Complaint((*at, "layers"), f"{offload.layers} are too many; at most {offload.most} would do{would}")

@@ -1,5 +1,6 @@
 """Turns of requests through the layers, where all KV is in memory: with all weights there, or some elsewhere."""
 
+from collections.abc import Callable
 from itertools import groupby
 from operator import itemgetter
 
@@ -13,15 +14,24 @@ from kvferry.policies.engine_memory import value_bytes
 from kvferry.policies.offload import ON_THEIR_WAY, Offload
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.offload import CPU
+from kvferry.specs.windows import seen
 
 After = tuple[Ticket, ...]
 
 
 class Passes:
-    """Turns on the main processor, which attends as `attention` says; all weights are in its memory."""
+    """Turns on the main processor, which attends as `attention` says, in each layer to as many of the newest tokens as
+    `window_of` says (None: to all); all weights are in its memory."""
 
-    def __init__(self, machine: Machine, layers: int, attention: AttentionKernel | None = None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        layers: int,
+        attention: AttentionKernel | None = None,
+        window_of: Callable[[int], int | None] = lambda layer: None,
+    ) -> None:
         self._machine, self._layers, self._attention = machine, layers, attention or AttentionKernel()
+        self._window_of = window_of
 
     def submit(self, turn: Turn) -> Ticket:
         """Returns the ticket of the turn's tokens."""
@@ -41,7 +51,10 @@ class Passes:
             for tokens, group in groupby(zip(turn.tokens, turn.sequences, strict=True), key=itemgetter(0)):
                 sequences = tuple(sequence for _, sequence in group)
                 together = Batch(sequences, released)
-                prefill = PrefillLayer(len(sequences), tokens, layer, together, kernel=self._attention)
+                window = self._window_of(layer)
+                prefill = PrefillLayer(
+                    len(sequences), tokens, layer, together, kernel=self._attention, window_tokens=window
+                )
                 ready, released = (self._machine.submit(prefill, after=ready),), ()
             done = ready
             self._behind(layer, sum(turn.tokens), done)
@@ -60,7 +73,7 @@ class BroughtWeights(Passes):
     order of layers, each as soon as there is room for it."""
 
     def __init__(self, machine: Machine, offload: Offload, attention: AttentionKernel) -> None:
-        super().__init__(machine, offload.model.layers, attention)
+        super().__init__(machine, offload.model.layers, attention, offload.model.window_of)
         self._offload = offload
         self._numbers = {layer: n for n, layer in enumerate(offload.away)}
         # Weights of each layer away, as they come in the pass under way.
@@ -68,9 +81,11 @@ class BroughtWeights(Passes):
 
     def _decode(self, turn: Turn) -> Ticket:
         n = len(turn.sequences)
-        attend = DecodeAttention(n, sum(turn.tokens) / n, kernel=self._attention)
         done: After = ()
         for layer in range(self._layers):
+            window = self._window_of(layer)
+            attended = sum(seen(tokens, window) for tokens in turn.tokens)
+            attend = DecodeAttention(n, attended / n, kernel=self._attention)
             done = (self._token(layer, attend, done),)
         head = OutputHead(n, of=Batch(turn.sequences), paged=self._attention.paged)
         return self._machine.submit(head, after=done)
@@ -157,7 +172,7 @@ def passes_of(machine: Machine, model: ModelSpec, attention: AttentionKernel, of
     """Returns how turns go through the layers of a model whose weights are all there (None), or lie as `offload` says.
     `machine`: its device has a CPU where the CPU computes."""
     if offload is None or not offload.layers:
-        return Passes(machine, model.layers, attention)
+        return Passes(machine, model.layers, attention, model.window_of)
     if offload.spec.to != "cpu":
         return BroughtWeights(machine, offload, attention)
     return (LayersOnCpu if offload.moves_kv else ExpertsOnCpu)(machine, offload, attention, CPU)

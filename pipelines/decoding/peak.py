@@ -1,10 +1,11 @@
 """The memory of decoding at its peak: pages of KV where all of it is there, and what attention needs besides."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 from kvferry.policies.decode.batcher import Turn
-from kvferry.policies.decode.pages import PAGE_TOKENS, pages_of
+from kvferry.policies.decode.pages import PageSizes
 from kvferry.policies.decode.roles import Roles
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.workload import MOST_BATCH
@@ -18,9 +19,13 @@ class Peak:
     roles: Roles
     model: ModelSpec
 
+    @cached_property
+    def pages(self) -> PageSizes:
+        return PageSizes(self.model)
+
     def kv_bytes(self, tokens: int) -> float:
         """Returns the KV of a sequence of `tokens`, in whole pages."""
-        return pages_of(self.roles.selector.kept_tokens(tokens)) * PAGE_TOKENS * self.model.kv_bytes_per_token
+        return self.pages.of(self.roles.selector.kept_tokens(tokens)) * self.pages.page_bytes
 
     def turn_bytes(self, turn: Turn) -> float:
         """Returns what attention takes besides in a turn: scores of the prompts that pass a layer together, or copies

@@ -87,9 +87,11 @@ class Batcher:
         slots: int,
         batching: Batching | None = None,
         kept: Callable[[int], int] = lambda tokens: tokens,
+        pages_of: Callable[[int], int] = pages_of,
     ) -> None:
-        """`batching`: continuous by default. `kept`: of a sequence's tokens, those whose KV is kept."""
-        self.pages = PageTable(pages)
+        """`batching`: continuous by default. `kept`: of a sequence's tokens, those whose KV is kept. `pages_of`: the
+        pages that these take."""
+        self.pages, self._pages_of = PageTable(pages, pages_of), pages_of
         self._slots, self._batching, self._kept = slots, batching or Continuous(), kept
         # Both in order of arrival, and all that runs arrived before all that waits.
         self._waiting: deque[_Request] = deque()
@@ -105,7 +107,7 @@ class Batcher:
 
     def arrive(self, sequence: int, context: int, output: int) -> None:
         """A request for `output` tokens. Raises ValueError when the whole pool could not hold it to its end."""
-        if pages_of(self._kept(context + output)) > self.pages.pages:
+        if self._pages_of(self._kept(context + output)) > self.pages.pages:
             raise ValueError(f"{self._kept(context + output):,} tokens do not fit {self.pages.pages:,} pages")
         self._waiting.append(_Request(sequence, context, output))
 

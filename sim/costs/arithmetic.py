@@ -4,6 +4,7 @@ from kvferry.machine.ops import Number
 from kvferry.policies.decode.attention_kernel import AttentionKernel
 from kvferry.specs.engine import Kernel
 from kvferry.specs.model import ModelSpec
+from kvferry.specs.windows import pairs, seen
 from kvferry.traces.chunks import KEY_BLOCK, QUERY_BLOCK
 
 # Kernel kind, floating-point operations, bytes to or from memory.
@@ -59,16 +60,21 @@ class LayerArithmetic:
     def blocks(self, active_blocks: Number) -> Work:
         return "sparse_attention", active_blocks * self.block_flop, active_blocks * self.block_bytes
 
-    def layer(self, batch: Number, tokens: Number, context_tokens: Number) -> list[Work]:
+    def layer(self, batch: Number, tokens: Number, context_tokens: Number, window: int | None = None) -> list[Work]:
         """One layer over prompts, with so much context before them."""
-        pairs = tokens * context_tokens + tokens * (tokens + 1) / 2
-        # Every block of queries reads the keys before it.
-        query_blocks = -(-tokens // QUERY_BLOCK)
-        kv_tokens = query_blocks * (context_tokens + (tokens + 1) / 2)
         return [
-            ("attention", batch * pairs * self.pair_flop, batch * kv_tokens * self.prompt_kv_bytes),
+            self.attend_prompt(batch, tokens, context_tokens, window),
             ("gemm", batch * tokens * self.layer_flop, self.layer_bytes(batch * tokens)),
         ]
+
+    def attend_prompt(self, batch: Number, tokens: Number, context_tokens: Number, window: int | None) -> Work:
+        """The attention of one layer over prompts."""
+        flop = batch * pairs(tokens, context_tokens, window) * self.pair_flop
+        # Every block of queries reads the keys before it, and no more than the windows of all its queries hold.
+        query_blocks = -(-tokens // QUERY_BLOCK)
+        most = None if window is None else window + QUERY_BLOCK - 1
+        kv_tokens = query_blocks * seen(context_tokens + (tokens + 1) / 2, most)
+        return "attention", flop, batch * kv_tokens * self.prompt_kv_bytes
 
     def attend(self, batch: Number, tokens: Number, kernel: AttentionKernel) -> list[Work]:
         """One layer's new tokens over this many of KV each: what the kernel copies first, and what it reads."""

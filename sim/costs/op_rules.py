@@ -41,6 +41,7 @@ from kvferry.policies.decode.means import KMEANS_ROUNDS, SPLIT_ROUNDS
 from kvferry.sim.costs.arithmetic import LayerArithmetic, Work
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.errors import InputError
+from kvferry.specs.windows import seen
 from kvferry.traces.chunks import causal_blocks
 
 
@@ -179,9 +180,10 @@ _OF_PROMPTS: dict[str, Feature] = {"context": "context_tokens", "tokens": lambda
 
 @priced(Prefill, passes=_all_layers, features=_OF_PROMPTS, compiled=True)
 def _prefill(a: Arithmetic, op: Prefill) -> list[Work]:
-    attended, dense = a.layer(op.batch, op.tokens, op.context_tokens)
+    _, dense = a.layer(op.batch, op.tokens, op.context_tokens)
+    attended = ((n, a.attend_prompt(op.batch, op.tokens, op.context_tokens, window)) for n, window in a.model.spans)
     return [
-        (attended[0], a.layers * attended[1], a.layers * attended[2]),
+        *((kernel, n * flop, n * n_bytes) for n, (kernel, flop, n_bytes) in attended),
         (dense[0], a.layers * dense[1], a.layers * dense[2]),
         ("gemv", op.batch * a.head_flop, a.head_bytes),
     ]
@@ -189,11 +191,10 @@ def _prefill(a: Arithmetic, op: Prefill) -> list[Work]:
 
 @priced(PrefillLayer, passes=_one_layer)
 def _prefill_layer(a: Arithmetic, op: PrefillLayer) -> list[Work]:
-    seen = op.tokens + op.context_tokens
-    scores = op.kernel.score_bytes * op.batch * op.tokens * seen * a.model.query_heads
+    scores = op.kernel.score_bytes * op.batch * op.tokens * (op.tokens + op.context_tokens) * a.model.query_heads
     # What is held of the scores is written once and read once.
     written: list[Work] = [("gather", 0, 2 * scores)] if op.kernel.score_bytes else []
-    return [*a.layer(op.batch, op.tokens, op.context_tokens), *written]
+    return [*a.layer(op.batch, op.tokens, op.context_tokens, op.window_tokens), *written]
 
 
 @priced(Decompose)
@@ -221,9 +222,9 @@ def _cluster(a: Arithmetic, op: Cluster) -> list[Work]:
     eager=lambda op: op.kernel.captured is False,
 )
 def _decode_step(a: Arithmetic, op: DecodeStep) -> list[Work]:
-    attended = a.attend(op.batch, op.context_tokens, op.kernel)
+    attended = ((n, a.attend(op.batch, seen(op.context_tokens, window), op.kernel)) for n, window in a.model.spans)
     return [
-        *((kernel, a.layers * flop, a.layers * n_bytes) for kernel, flop, n_bytes in attended),
+        *((kernel, n * flop, n * n_bytes) for n, works in attended for kernel, flop, n_bytes in works),
         ("gemv", a.layers * op.batch * a.layer_flop, a.layers * a.layer_bytes(op.batch)),
         ("gemv", op.batch * a.head_flop, a.head_bytes),
     ]

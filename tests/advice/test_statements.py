@@ -167,6 +167,14 @@ def test_an_engine_gives_its_flags_or_what_it_lacks(question: Question) -> None:
     assert both == f"{disk} {remote} vllm serve m --max-model-len 4096 {connector}"
 
 
+def test_turns_of_a_model_with_windows_go_on_behind_all_of_its_kv() -> None:
+    llama = engines()["llama.cpp"]
+    assert llama.line(Composition(), "gemma-3-12b", 4096, windows=True).endswith("-c 4096 --swa-full")
+    assert "--swa-full" not in llama.line(Composition(keep="drop"), "gemma-3-12b", 4096, windows=True)
+    asked = question_of(device="rtx-4090", model="gemma-3-12b", use="chat", link="none")
+    assert "--swa-full" in today(asked, [trial(5.0)]).lines[0]
+
+
 def test_a_model_by_its_file_is_one_word_of_a_shell() -> None:
     hostile = "./x; touch pwned #.gguf"
     line = engines()["llama.cpp"].line(Composition(), hostile, 4096)

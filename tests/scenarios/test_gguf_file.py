@@ -67,6 +67,12 @@ def test_a_mixture_of_experts(tmp_path: Path) -> None:
     assert (model.experts.routed, model.experts.active, model.experts.ffn) == (4, 2, 32)
 
 
+def test_windows_by_the_pattern_of_the_architecture(tmp_path: Path) -> None:
+    for architecture, full in (("gemma2", (1,)), ("gemma3", ()), ("gpt-oss", (1,))):
+        model = load_model(str(written(tmp_path / "mine.gguf", architecture, attention__sliding_window=512)))
+        assert (model.window, model.full_layers) == (512, full)
+
+
 def damaged(file: Path, at: int, value: bytes) -> Path:
     content = bytearray(file.read_bytes())
     content[at : at + len(value)] = value

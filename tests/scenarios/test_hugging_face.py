@@ -88,42 +88,40 @@ def test_damaged_json_and_an_empty_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "window"),
+    ("more", "window", "full"),
     [
+        ({"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768}, 4096, []),
+        ({"model_type": "gemma2", "sliding_window": 4096}, 4096, [*range(1, 28, 2)]),
+        ({"model_type": "gemma3_text", "sliding_window": 1024, "sliding_window_pattern": 4}, 1024, [*range(3, 28, 4)]),
+        ({"model_type": "gemma3", "text_config": {"sliding_window": 512}}, 512, [5, 11, 17, 23]),
+        ({"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 0}, 4096, []),
         (
-            {"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768},
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 2},
             4096,
+            [0, 1],
         ),
-        ({"model_type": "gemma3_text", "sliding_window": 1024, "sliding_window_pattern": 6}, 1024),
-        ({"model_type": "gemma3", "text_config": {"sliding_window": 512}}, 512),
-        ({"use_sliding_window": True, "sliding_window": 4096}, 4096),
         (
-            {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True, "sliding_window": 128},
+            {
+                "layer_types": ["full_attention", *["sliding_attention"] * 27],
+                "use_sliding_window": True,
+                "sliding_window": 128,
+            },
             128,
+            [0],
         ),
         # No layer has a window, or none that is shorter than what the model reads.
-        ({"use_sliding_window": False, "sliding_window": 4096}, None),
-        ({"model_type": "qwen2", "sliding_window": 131072}, None),
-        ({"model_type": "mistral", "sliding_window": None}, None),
-        ({"model_type": "mistral", "sliding_window": 32768, "max_position_embeddings": 32768}, None),
-        ({"model_type": "llama", "sliding_window": 4096, "layer_types": ["full_attention"] * 28}, None),
+        ({"use_sliding_window": False, "sliding_window": 4096}, None, []),
+        ({"model_type": "qwen2", "sliding_window": 131072}, None, []),
+        ({"model_type": "mistral", "sliding_window": None}, None, []),
+        ({"model_type": "mistral", "sliding_window": 32768, "max_position_embeddings": 32768}, None, []),
+        ({"model_type": "llama", "sliding_window": 4096, "layer_types": ["full_attention"] * 28}, None, []),
     ],
 )
-def test_a_window_of_attention_is_for_sequences_no_longer_than_that(
-    tmp_path: Path, more: dict[str, Any], window: int | None
+def test_windows_of_attention_and_the_layers_without(
+    tmp_path: Path, more: dict[str, Any], window: int | None, full: list[int]
 ) -> None:
-    folder = str(config(tmp_path, **more))
-    assert load_model(folder).window == window
-    if window is None:
-        return
-    within = ["system=vllm", f"model={folder}", f"workload.context={window - 8}", "workload.output=8"]
-    assert load_scenario("decode", within).model.window == window
-    with pytest.raises(
-        InputError, match=rf"model: .*newest {window:,} tokens alone, and sequences have {window + 1:,}"
-    ):
-        load_scenario("decode", [*within, "workload.output=9"])
-    with pytest.raises(InputError, match="lengths are drawn or recorded"):
-        load_scenario("decode", [*within, "workload.spread=0.1"])
+    model = load_model(str(config(tmp_path, **more)))
+    assert (model.window, list(model.full_layers)) == (window, full)
 
 
 def test_attention_to_chunks_is_refused(tmp_path: Path) -> None:

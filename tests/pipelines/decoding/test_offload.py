@@ -73,7 +73,7 @@ def test_as_few_layers_are_away_as_leave_room(kv_layers: int, to: Any, layers_of
     def needs(one: Offload) -> float:
         return one.near_bytes + kv_layers * 0.1 * LAYER_BYTES * one.kv_layers
 
-    found = Offload.fitting(spec, MODEL, room_bytes, lambda layers: kv_layers * 0.1 * LAYER_BYTES * layers)
+    found = Offload.fitting(spec, MODEL, room_bytes, lambda near: kv_layers * 0.1 * LAYER_BYTES * near.layers)
     fewer = [Offload(spec, MODEL, n) for n in range(found.layers)]
     assert all(needs(one) > room_bytes for one in fewer)
     assert needs(found) <= room_bytes or found.layers == found.most
