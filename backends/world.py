@@ -88,7 +88,7 @@ def tell_of(name: str, tell: Tell) -> Tell:
         full = names.get(resource)
         if full is None:
             full = names[resource] = f"{name}/{resource}"
-        tell(Span(full, *span[1:]))
+        tell(Span._make((full, *span[1:])))
 
     return told
 

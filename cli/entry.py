@@ -6,7 +6,7 @@ import signal
 import threading
 
 # New objects until Python looks for cycles among them: its own 700 come a thousand times while a command starts.
-YOUNG = 20_000
+YOUNG = 100_000
 
 
 def main() -> None:

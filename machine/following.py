@@ -21,9 +21,8 @@ class Following:
         self.slot_s: Callable[[int], float] | None = None
         self._ended = False
         self._lock = Lock()
-        # Not set only while someone waits.
-        self._news = Event()
-        self._news.set()
+        # Of whoever has waited; not set only while someone waits. Modelled machines wait for none.
+        self._news: Event | None = None
 
     def put(self, piece: Any) -> bool:
         """Returns whether it is a part of the answer: not behind an end."""
@@ -31,8 +30,7 @@ class Following:
             if self._ended:
                 return False
             self.pieces.append(piece)
-        if not self._news.is_set():
-            self._news.set()
+        self._tell()
         return True
 
     def put_all(self, pieces: Sequence[Any]) -> bool:
@@ -41,15 +39,19 @@ class Following:
             if self._ended:
                 return False
             self.pieces += pieces
-        if not self._news.is_set():
-            self._news.set()
+        self._tell()
         return True
 
     def end(self) -> None:
         """No more will come."""
         with self._lock:
             self._ended = True
-        self._news.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Let one who waits look again."""
+        if self._news is not None:
+            self._news.set()
 
     @property
     def ended(self) -> bool:
@@ -71,5 +73,8 @@ class Following:
                 if self._ended or (left_s is not None and left_s <= 0):
                     self._ended = True
                     return None
-                self._news.clear()
-            self._news.wait(left_s)
+                if self._news is None:
+                    self._news = Event()
+                news = self._news
+                news.clear()
+            news.wait(left_s)

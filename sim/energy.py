@@ -12,7 +12,7 @@ class _Component:
     active_w: float
     resources: tuple[Busy, ...]
     waiting_w: float
-    waits_for: Busy
+    waits_for: Busy | None
     work_s: Callable[[float, float], float] | None
 
 
@@ -41,7 +41,7 @@ class EnergyMeter:
         is busy, what it comes to at full clock; what it draws above `idle_w` falls with its clock. None: all of it."""
         assert name not in self._components, name
         waiting_w = idle_w if waiting_w is None else waiting_w
-        self._components[name] = _Component(idle_w, active_w, resources, waiting_w, waits_for or Busy(), work_s)
+        self._components[name] = _Component(idle_w, active_w, resources, waiting_w, waits_for, work_s)
 
     @property
     def idle_w(self) -> dict[str, float]:
@@ -53,7 +53,9 @@ class EnergyMeter:
         energy_j = {}
         for name, component in self._components.items():
             active_s = active_within_s(component.resources, from_s, until_s)
-            engaged_s = active_within_s((*component.resources, component.waits_for), from_s, until_s)
+            engaged_s = active_s
+            if component.waits_for is not None:
+                engaged_s = active_within_s((*component.resources, component.waits_for), from_s, until_s)
             idle_s = until_s - from_s - engaged_s
             waiting_j = component.waiting_w * (engaged_s - active_s)
             active_j = component.active_w * active_s
@@ -68,6 +70,9 @@ class EnergyMeter:
 
 def active_within_s(resources: tuple[Busy, ...], from_s: float, until_s: float) -> float:
     """Seconds during which at least one of the resources was busy; overlaps count once."""
+    if len(resources) == 1:
+        # Its intervals are disjoint.
+        return sum([end_s - start_s for start_s, end_s in resources[0].intervals(from_s, until_s)], start=0.0)
     active_s, covered_to_s = 0.0, from_s
     for start_s, end_s in sorted(span for busy in resources for span in busy.intervals(from_s, until_s)):
         active_s += max(0.0, end_s - max(start_s, covered_to_s))

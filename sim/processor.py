@@ -48,6 +48,8 @@ class Processor(WorkQueue):
         super().__init__(env, name, tell)
         self._spec = spec
         self._cost = _in_steps(cost, spec.dispatch_s)
+        # The last op, and what it costs: steps that follow one another are often the same one.
+        self._priced: tuple[Op | None, Cost] = None, Cost(0.0)
         self._available = _available(name, load)
         self._bus = bus
         # When it can begin its first op; None: nobody has asked it to start.
@@ -61,6 +63,8 @@ class Processor(WorkQueue):
         self._bus_speed = 1.0
         self._contention = contention if contention and contention.tell(name, self._beside) else None
         self._heat = heat
+        # Whether nothing ever slows an op.
+        self._is_undisturbed = all(one is None for one in (self._available, bus, self._contention, heat))
         # Rings where the governor looks at the temperature while an op is under way.
         self._look = Alarm(env, lambda _: self._beside())
 
@@ -74,7 +78,10 @@ class Processor(WorkQueue):
         result: Any = None,
     ) -> Ticket:
         """Run an op; fires with `result`. Its cost is asked for now."""
-        cost = self._cost(op)
+        last, cost = self._priced
+        if op is not last:
+            cost = self._cost(op)
+            self._priced = op, cost
         work = TimedWork(self.env, self, cost.n_bytes, label, request, result)
         return self.hand_over(work, self._spec.dispatch_s + cost.duration_s, after, priority)
 
@@ -119,8 +126,12 @@ class Processor(WorkQueue):
             self.start()
         # SimPy's clock begins with a whole number.
         work.start_s = float(work.start_s)
-        begins_s = self._pace.finish_s(work.start_s, self._spec.dispatch_s)
-        cost_s = work.nominal_s - self._spec.dispatch_s
+        dispatch_s = self._spec.dispatch_s
+        cost_s = work.nominal_s - dispatch_s
+        if self._is_undisturbed:
+            work.fire_in(work.start_s + dispatch_s + cost_s - self.env.now, self._end)
+            return
+        begins_s = self._pace.finish_s(work.start_s, dispatch_s)
         under_bus = self._bus is not None and work.n_bytes and cost_s
         if not under_bus and self._contention is None and self._heat is None:
             work.fire_in(self._pace.finish_s(begins_s, cost_s) - self.env.now, self._end)

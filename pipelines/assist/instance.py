@@ -55,8 +55,9 @@ class Instance:
         # Whether the next piece goes by arrival, whatever is shorter.
         self._by_arrival = False
         self._running: list[Turn] = []
-        # Those who run, for a machine that really decodes; None: they have changed.
+        # Those who run, for a machine that really decodes; None: they have changed. And their last step.
         self._together: Batch | None = None
+        self._step = DecodeStep(0, 0)
         # Those who join with the next step, and those for whom there is nothing more to do.
         self._joining: list[Turn] = []
         self._dropped: list[Prompt | Turn] = []
@@ -185,16 +186,18 @@ class Instance:
     def _work(self) -> Process:
         stepped = True
         while True:
-            self._let_go()
+            if self._dropped:
+                self._let_go()
             if not self.is_up:
                 break
-            for turn in self._joining:
-                turn.until = self.steps + turn.tokens
-                self._running.append(turn)
-                self._context += turn.context
+            if self._joining:
+                for turn in self._joining:
+                    turn.until = self.steps + turn.tokens
+                    self._running.append(turn)
+                    self._context += turn.context
+                self._joining.clear()
                 self._together = None
-            self._joining.clear()
-            prompt = self._next_prompt()
+            prompt = self._next_prompt() if self._prompts else None
             piece = None if prompt is None else self._piece(prompt, stepped)
             if prompt is not None and piece is not None:
                 stepped = False
@@ -217,8 +220,10 @@ class Instance:
                 mean = CONTEXT_STEP * round(self._context / (n * CONTEXT_STEP))
                 if self._together is None:
                     self._together = Batch(tuple([turn.request for turn in self._running]))
+                if self._step.of is not self._together or self._step.context_tokens != mean:
+                    self._step = DecodeStep(n, mean, self._together)
                 try:
-                    said = yield self._begun(DecodeStep(n, mean, self._together), None)
+                    said = yield self._begun(self._step, None)
                 except Exception as error:
                     self._failed(error)
                 else:
