@@ -68,7 +68,7 @@ class Device:
     def through_the_cloud(self, machine: Machine, story: Story) -> Process:
         """Has the cloud answer, and shows its tokens as they come."""
         answer, leases = Answer(machine.outside.display()), []
-        cloud = yield from self._asked(machine, story, self._pace.alone_s(story))
+        cloud = yield from self._asked(machine, story)
         said = yield from cloud.answer(self._patience(story).answer_s)
         if said is not None:
             self._began(machine, story, answer, said)
