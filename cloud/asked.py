@@ -60,6 +60,8 @@ def asked_of(message: Any, served: Served = Served()) -> Message:
         raise BadMessage("what the device has sent is no request: its prompt has no content to refine")
     if "mask" in message and not (isinstance(message["mask"], str) and message["mask"] in get_args(MaskComes)):
         raise BadMessage(f"what the device has sent is no request: its mask is {_shown(message['mask'])}")
+    if not isinstance(message.get("moved", False), bool):
+        raise BadMessage(f"what the device has sent is no request: its moved is {_shown(message['moved'])}")
     served.check(prompt=message["prompt"], answer=message["answer"])
     if "known" in message and not (served.goes_on and counts(message["known"])):
         raise BadMessage("what the device has sent goes on from a conversation, of which this cloud has no KV")

@@ -40,7 +40,8 @@ def ask(
     """What a device sends, and its bytes: the prompt as text, without what is private. `pace_s`: it will show tokens no
     faster; None: as they come. `drafts`: it drafts tokens that the cloud is to look at, of which such a share
     stands. ``known``: tokens before the prompt whose KV the cloud has, of a conversation that goes on. ``mask``:
-    how it comes; with the first token where nothing is said."""
+    how it comes; with the first token where nothing is said. ``moved``: the first token waits until the prompt's KV is
+    where the others are decoded; as soon as it can where nothing is said."""
     message: Message = {
         "request": story.request,
         "prompt": story.prompt,
@@ -56,6 +57,8 @@ def ask(
     }
     if mask_apart(wanted, story.ratio):
         message["mask"] = "behind-token"
+    if _answers_alone(wanted, story) and pace_s is None and not drafts:
+        message["moved"] = True
     if story.behind != NOTHING:
         message["prompt"] += story.behind.here - story.behind.there
         message["known"] = story.behind.there
@@ -92,6 +95,12 @@ def mask_behind(workload: AssistSpec, asked: Message, prompt: int, mask: str | N
 def mask_apart(wanted: Help, ratio: float) -> bool:
     """Whether a device gets its mask in a message of its own, where it prefills such a part of its prompt."""
     return wanted.mask == "behind-token" and ratio < 1
+
+
+def _answers_alone(wanted: Help, story: Story) -> bool:
+    """Whether a cloud that was to help answers by itself, and its first token is to come no sooner than that of one
+    which helps, so that a faster device, which is helped, has its own no later. In the paper it does not wait."""
+    return story.beyond is not None and wanted.mask == "behind-token"
 
 
 def comes_apart(asked: Message) -> bool:

@@ -72,8 +72,9 @@ class Cloud:
     termination frees it. Who wants no token behind the first needs none.
 
     A device that shows tokens at a pace says which in its request. The cloud answers with the time per token that it
-    keeps itself, and sends the first token no sooner than the others can follow it at the larger of the two. The first
-    token waits for the mask as well, unless the device wants that in a message of its own.
+    keeps itself, and sends the first token no sooner than the others can follow it at the larger of the two. Where one
+    without a pace asks for it, the first token waits for the KV to move alone. It waits for the mask as well, unless
+    the device wants that in a message of its own.
 
     What a device has asked for ends with its channel: its prompt behind the piece that is under way, its turn behind
     the step.
@@ -215,9 +216,10 @@ class Cloud:
         if place is not None and held.prompt.is_lost and (moved is None or not moved.processed):
             raise Down("an instance has been down, and the prompt's KV is lost")
         turn, kept_s = None, self._decoding[0].kept_s(context + tokens)
-        if place is not None and asked["pace_s"] is not None and not asked["drafts"]:
-            if moved is not None:
-                yield moved
+        paced = asked["pace_s"] is not None and not asked["drafts"]
+        if moved is not None and (paced or asked.get("moved")):
+            yield moved
+        if place is not None and paced:
             paced_s = max(asked["pace_s"], kept_s)
             turn = held.turn = place.instance.decode(request, context, tokens - 1, paced_s)
             if turn.sends_s > env.now:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import simpy
+from simpy.events import AnyOf
 
 from kvferry.cloud.messages import BadMessage, Message, failed_of
 from kvferry.cloud.said import answer_of, mask_of, token_of, verdict_of
@@ -17,6 +18,11 @@ _END_S = 1.0
 _ROUNDING_S = 1e-9
 
 Steps = Generator[simpy.Event, Any, Message | None]
+
+
+def behind_own(came: int, tokens: int) -> str:
+    """Of a token that came too late, of this many."""
+    return f"token {came + 1:,} of {tokens:,} was not there when the device had its own, with which it went on"
 
 
 class Conversation:
@@ -53,11 +59,11 @@ class Conversation:
             assert sent.callbacks is not None
             sent.callbacks.append(self._sent)
 
-    def answer(self, within_s: float | None) -> Steps:
-        """Returns the cloud's first response; None: there will be none, or none has come within so long. Then it is
-        still listened for."""
+    def answer(self, within_s: float | None, ready: simpy.Event | None = None) -> Steps:
+        """Returns the cloud's first response; None: there will be none, or none has come within so long, or before this
+        event. Then it is still listened for."""
         self._first = self._env.process(self._next(lambda message: answer_of(message, self._story)))
-        return (yield from self._within(within_s, self._first))
+        return (yield from self._within(within_s, self._first, ready=ready))
 
     def answer_before(self, ready: simpy.Event) -> Steps:
         """Returns the first response where it comes before this event does; leaves the conversation where it does
@@ -67,6 +73,7 @@ class Conversation:
             yield self._first | ready
         if self._first.triggered and self._first.value is not None:
             return self._first.value
+        self._happened(behind_own(0, self._story.tokens))
         self.leave()
         return None
 
@@ -198,15 +205,20 @@ class Conversation:
         if found is None or (self._ended is not None and not self._ended.triggered):
             self._listen(answer)
 
-    def _within(self, patience_s: float | None, said: simpy.Event, missing: str = "nothing") -> Steps:
-        if patience_s is None:
-            yield said
-        else:
-            yield said | self._env.timeout(patience_s)
-            if not said.triggered:
-                self._happened(f"{missing} has come from {self._peer} for {patience_s:g} s")
-                return None
-        return said.value
+    def _within(
+        self,
+        patience_s: float | None,
+        said: simpy.Event,
+        missing: str = "nothing",
+        ready: simpy.Event | None = None,
+    ) -> Steps:
+        over = None if patience_s is None else self._env.timeout(patience_s)
+        yield AnyOf(self._env, [event for event in (said, over, ready) if event is not None])
+        if said.triggered:
+            return said.value
+        if over is not None and over.processed:
+            self._happened(f"{missing} has come from {self._peer} for {patience_s:g} s")
+        return None
 
     def _next(self, checked: Callable[[Any], Message | None]) -> Steps:
         said: Message | None = None

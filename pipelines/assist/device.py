@@ -19,7 +19,7 @@ from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeRun, Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.answer import Answer
-from kvferry.pipelines.assist.conversation import Conversation
+from kvferry.pipelines.assist.conversation import Conversation, behind_own
 from kvferry.pipelines.assist.estimates import Estimates, pieces, start_bytes, window_of
 from kvferry.pipelines.assist.pace import Pace
 from kvferry.pipelines.workload import Process
@@ -68,7 +68,7 @@ class Device:
     def through_the_cloud(self, machine: Machine, story: Story) -> Process:
         """Has the cloud answer, and shows its tokens as they come."""
         answer, leases = Answer(machine.outside.display()), []
-        cloud = yield from self._asked(machine, story, self._pace.alone_s(story))
+        cloud = yield from self._asked(machine, story)
         said = yield from cloud.answer(self._patience(story).answer_s)
         if said is not None:
             self._began(machine, story, answer, said)
@@ -136,7 +136,9 @@ class Device:
         before = self._started(machine, story)
         if beginning:
             before = (self._prefill(machine, story, beginning, 0, before),)
-        said = yield from cloud.answer(self._patience(story).answer_s)
+        # Which of the two is there first is shown, where its own prefill is under way.
+        own = before[0] if beginning == story.prompt else None
+        said = yield from cloud.answer(self._patience(story).answer_s, own)
         if said is None:
             leases.append(self._hold(machine, story.prompt - refined))
             yield from self._by_itself(machine, story, answer, beginning, before, ready_s, cloud)
@@ -279,8 +281,8 @@ class Device:
         first = yield own
         story.own_first_s = machine.env.now
         if not len(answer):
-            story.first_s = machine.env.now
-            answer.said(machine.env.now, first)
+            story.first_s = story.own_first_s
+            answer.said(story.own_first_s, first)
         if len(answer) < story.output:
             yield from self._decoded(machine, story, story.prompt, answer, cloud)
 
@@ -308,8 +310,7 @@ class Device:
                     yield cloud.coming
             answer.decoded(run.start_s, run.end_s, story.output, story.tokens)
         if (came := len(answer.came_s)) < story.tokens and story.happened is None:
-            what = f"token {came + 1:,} of {story.tokens:,} was not there when the device had its own"
-            story.happened = f"{what}, with which it went on"
+            story.happened = behind_own(came, story.tokens)
 
     def _caught_up(self, machine: Machine, story: Story, refined: int, answer: Answer) -> Process:
         """Takes in all of the cloud's tokens but the last in one pass, and decodes from that one on."""

@@ -268,14 +268,15 @@ def _check_positive(priced_s: Mapping[str, float]) -> None:
 
 
 def _sent_s(n_bytes: float, way: WaySpec) -> float:
-    """At the mean rate; for ever where the replay begins behind the end of its trace."""
+    """At the mean rate, without outages, which nothing foresees; for ever where the replay begins behind the end of its
+    trace."""
     bytes_per_s = _mean_bytes_per_s(way)
     return n_bytes / bytes_per_s if bytes_per_s else math.inf
 
 
 @cache
 def _mean_bytes_per_s(way: WaySpec) -> float:
-    return link_trace(way).mean()
+    return link_trace(way.model_copy(update={"outages": ()})).mean()
 
 
 def _priced(costs: str, device: DeviceSpec, model: ModelSpec) -> Callable[[Op], float]:

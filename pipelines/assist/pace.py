@@ -42,12 +42,6 @@ class Pace:
         kept_s = self._estimates.kept_s(story.behind.here + story.prompt + story.tokens)
         return max(own_s, min(cloud_tpot_s, max(kept_s, self._workload.tolerable_tpot_s)))
 
-    def alone_s(self, story: Story) -> float | None:
-        """The pace that is asked of a cloud which answers alone, where help was wanted: its first token then waits for
-        what the others need, as that of one which helps. None: none is, as in the paper."""
-        asked = story.beyond is not None and self._help.mask == "behind-token"
-        return self._workload.tolerable_tpot_s if asked else None
-
     def rest_s(self, story: Story, refined: int, expected_s: float, place: int, shown_s: float) -> float | None:
         """The same for tokens from this place on, where the one before is shown at `shown_s`: the device has learnt
         that its own first token comes later than it had expected. None: as before."""

@@ -21,15 +21,18 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """``setting``: of the help that comes nearest; None: the device or the cloud answers by itself."""
+    """``setting``: of the help that comes nearest; None: the device or the cloud answers by itself. ``slow_s``: its
+    time per token, where that is more than users tolerate."""
 
     by: Literal["device", "cloud", "both"]
     why: NoSetting
     setting: Setting | None = None
+    slow_s: float | None = None
 
     def __str__(self) -> str:
         if self.setting is None:
-            return f"{self.why}; the {self.by} answers by itself"
+            slow = "" if self.slow_s is None else f", whose {1e3 * self.slow_s:.3g} ms per token are more than tau, too"
+            return f"{self.why}; the {self.by} answers by itself{slow}"
         return f"{self.why}; instead {self.setting.tokens:,} tokens and a ratio of {self.setting.ratio:.3g}"
 
 
@@ -70,5 +73,5 @@ def fallback(
         needed = of.covering(waits_s, tpot_s) if tpot_s < of.tolerable_tpot_s else math.inf
         tokens = 1 + max(1, math.ceil(needed - _ROUNDING)) if needed < answer_tokens else answer_tokens
     if tokens >= answer_tokens:
-        return Fallback("cloud", why)
+        return Fallback("cloud", why, slow_s=of.cloud_tpot_s if of.cloud_tpot_s > of.tolerable_tpot_s else None)
     return Fallback("both", why, Setting(ratio, tokens))

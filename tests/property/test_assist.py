@@ -338,6 +338,88 @@ def test_nor_in_the_bundled_scenarios_which_keep_their_promises(
     assert first_s[1] <= first_s[0] + 1e-9
 
 
+def test_nor_where_an_outage_is_still_to_come_which_nothing_foresees() -> None:
+    """It begins behind all first tokens, and made the link's mean so low that faster phones went alone."""
+    link, first_s = "link={rate: 0.5 Mbit/s, rtt: 100 ms, outages: [{start: 3 s, duration: 10 s}]}", []
+    for tflop in (16, 40, 120, 176):
+        phone = f"device={{extends: kirin-phone, processors: {{npu: {{flop_per_s: {tflop} Tflop/s}}}}}}"
+        (one,) = run_scenario(load_scenario("pd_device/assist", [phone, link, "workload.resident=true"])).requests
+        first_s.append(one.first_token_s)
+    assert first_s == sorted(first_s, reverse=True)
+    assert first_s[0] < 1.5
+
+
+@SLOW
+@given(
+    seed=st.integers(0, 1000),
+    devices=st.integers(2, 12),
+    prompt=st.integers(300, 4000),
+    output=st.integers(2, 200),
+    rate=st.sampled_from([600, 3600, 36_000]),
+    chunk=st.sampled_from([256, 2048]),
+    tolerable_ms=st.integers(11, 20),
+    apart=st.booleans(),
+)
+def test_a_cloud_that_answers_alone_serves_others_as_soon_as_with_the_papers_message(
+    seed: int, devices: int, prompt: int, output: int, rate: int, chunk: int, tolerable_ms: int, apart: bool
+) -> None:
+    """Devices' 20 ms are more than tolerated, the cloud's 10 are not. KV moves in no time here."""
+    cloud = BY_HAND["machines"]["cloud"]
+    machines = {"cloud": None, "prefill": cloud, "decode": cloud} if apart else {}
+    workload = {
+        "devices": devices,
+        "requests": 2 * devices,
+        "prompt": prompt,
+        "output": output,
+        "spread": 0.4,
+        "tolerable_tpot": f"{tolerable_ms} ms",
+        "arrivals": {"rate": f"{rate} requests/hour"},
+    }
+    serving = f"policies.serving={{name: slots, chunk_tokens: {chunk}}}"
+    ours, papers = (
+        ran(serving, f"policies.assist.mask={mask}", seed=seed, machines=machines, workload=workload)
+        for mask in ("behind-token", "with-token")
+    )
+    waits_s = [[one.first_token_s - one.arrival_s for one in run.requests] for run in (ours, papers)]
+    assert waits_s[0] == pytest.approx(waits_s[1])
+    assert "; the cloud answers by itself" in " ".join(ours.notes)
+
+
+@SLOW
+@given(
+    tokens=st.sampled_from(["auto", 1, 5, 40]),
+    system=st.sampled_from(["tokens-only", "pd-device"]),
+    devices=st.integers(1, 30),
+    prompt=st.integers(50, 8000),
+    output=st.integers(1, 60),
+    rtt_ms=st.sampled_from([1, 20, 3000]),
+    outage_s=st.none() | st.tuples(st.floats(0, 2), st.floats(0.01, 40)),
+    patience_s=st.sampled_from(["null", "planned", "auto", "1 s"]),
+)
+def test_a_device_that_prefills_its_whole_prompt_has_its_first_token_as_soon_as_by_itself(
+    tokens: str | int,
+    system: str,
+    devices: int,
+    prompt: int,
+    output: int,
+    rtt_ms: int,
+    outage_s: tuple[float, float] | None,
+    patience_s: str,
+) -> None:
+    """However busy the cloud is, and whatever the link does; 20 ms behind it, which it takes to ask."""
+    outages = [] if outage_s is None else [{"start": f"{outage_s[0]} s", "duration": f"{outage_s[1]} s"}]
+    workload = {"devices": devices, "prompt": prompt, "output": output, "spread": 0.4}
+    link = {"rtt": f"{rtt_ms} ms", "outages": outages}
+    help_ = f"policies.assist={{name: optimised, tokens: {tokens}, ratio: 1, patience: {patience_s}}}"
+    helped = ran(help_, system=system, workload=workload, link=link)
+    alone = ran(system="device-only", workload=workload, link=link)
+    for one, other in zip(helped.requests, alone.requests, strict=True):
+        assert one.first_token_s <= other.first_token_s + 0.020 + 1e-9
+    got = columns(helped)
+    for own_s, prompt_tokens in zip(got["own_first_s"], got["prompt"], strict=True):
+        assert np.isnan(own_s) or own_s <= 1e-3 * prompt_tokens + 0.020 + 1e-9
+
+
 @SLOW
 @given(
     prompt=st.integers(300, 8000),

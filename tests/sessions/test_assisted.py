@@ -83,6 +83,18 @@ def test_the_cloud_reads_what_is_new_and_the_device_catches_up() -> None:
     assert [time - second.arrival_s for time in run.requests[1].token_times_s] == pytest.approx(shown_s)
 
 
+def test_a_turn_whose_cloud_is_silent_shows_the_devices_own_token() -> None:
+    run = ran(link={"outages": [{"start": "30 ms", "duration": "100 s"}]})
+    assert run.sessions is not None
+    assert waits_s(run) == pytest.approx([1.020, 1.020])
+    assert [turn.said_by_cloud for turn in run.sessions.turns] == [0, 0]
+    # The cloud keeps what was brought to it behind the first turn, as where it helps.
+    helped = ran()
+    assert helped.sessions is not None
+    kept = [[(turn.from_memory, turn.from_cloud) for turn in one.sessions.turns] for one in (run, helped)]  # type: ignore[union-attr]
+    assert kept[0] == kept[1]
+
+
 def test_a_turn_that_is_read_whole_waits_for_no_mask() -> None:
     behind = ran("policies.assist={name: tokens-only, assist: {tokens: 5, mask: behind-token}}")
     assert behind.requests == ran().requests
@@ -145,16 +157,19 @@ def test_a_device_that_is_helped_does_the_same_work() -> None:
         return [reads, sum(span.end_s - span.start_s for span in spans) - reads]
 
     costs = {"truth": "roofline", "estimate": "roofline"}
-    alone = ran("policies.assist=null", "policies.keep=memory", machines={"cloud": None}, costs=costs)
-    helped = ran("policies.keep=memory", costs=costs)
+    slow = "device.processors.gpu.flop_per_s=2 Gflop/s"
+    alone = ran(slow, "policies.assist=null", "policies.keep=memory", machines={"cloud": None}, costs=costs)
+    helped = ran(slow, "policies.keep=memory", costs=costs)
     assert worked_s(helped) == pytest.approx(worked_s(alone), rel=1e-6)
     # The cloud, too, reads a thousand tokens behind none, and then as many behind what it keeps.
-    spans = [span for span in ran(costs=costs).spans if (span.resource, span.label) == ("cloud/gpu", "Prefill")]
+    spans = [span for span in ran(slow, costs=costs).spans if (span.resource, span.label) == ("cloud/gpu", "Prefill")]
     first_s, second_s = (span.end_s - span.start_s for span in spans)
     assert 2 * first_s < second_s < 3 * first_s
 
 
-ASSISTED_TURNS = changed(TURNS, machines={"cloud": {"device": "rtx-5080-laptop", "model": "tiny"}})
+# A device so slow that it never has a token of its own before the cloud's is there.
+SLOW = {"processors": {"gpu": {"flop_per_s": "2 Gflop/s"}}}
+ASSISTED_TURNS = changed(TURNS, device=SLOW, machines={"cloud": {"device": "rtx-5080-laptop", "model": "tiny"}})
 # Decode systems with all KV in memory that keep a prompt's beginning.
 IN_MEMORY = ("vllm", "full-eager", "full-flash", "full-flashinfer")
 

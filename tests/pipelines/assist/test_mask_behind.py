@@ -1,6 +1,7 @@
 """A mask in a message of its own, behind the first token: what may become of it. Times as in test_by_hand."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,6 +176,23 @@ def test_a_request_that_says_nothing_of_a_mask_is_for_the_papers_message() -> No
     for odd in (*ODD, "before-token"):
         with pytest.raises(BadMessage, match="its mask is"):
             asked_of(behind | {"mask": odd})
+
+
+def test_a_cloud_that_answers_alone_is_asked_to_wait_for_the_kv() -> None:
+    workload = tiny(BY_HAND).assist.workload
+    alone = replace(STORY, tokens=10, ratio=1.0, output=10, beyond="why")
+    asked, _ = ask(workload, alone, wanted=Help())
+    assert asked["moved"] is True
+    assert asked_of(asked) == asked
+    for other in (
+        ask(workload, alone, wanted=Help(mask="with-token")),
+        ask(workload, alone, wanted=Help(), pace_s=0.1),
+    ):
+        assert "moved" not in other[0]
+    assert "moved" not in ask(workload, replace(alone, beyond=None), wanted=Help())[0]
+    for odd in (one for one in ODD if not isinstance(one, bool)):
+        with pytest.raises(BadMessage, match="its moved is"):
+            asked_of(asked | {"moved": odd})
 
 
 def test_a_prompt_that_is_kept_whole_has_no_mask_to_wait_for() -> None:

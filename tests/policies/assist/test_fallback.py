@@ -50,6 +50,13 @@ def test_the_note_says_why_and_what_instead() -> None:
     assert str(found(replace(PHONE, tolerable_tpot_s=0.06))) == "why; instead 154 tokens and a ratio of 0.25"
 
 
+def test_a_cloud_that_is_too_slow_itself_says_so() -> None:
+    assert found(replace(PHONE, tolerable_tpot_s=0.03)).slow_s is None
+    assert str(found(replace(PHONE, tolerable_tpot_s=0.029))) == (
+        "why; the cloud answers by itself, whose 30 ms per token are more than tau, too"
+    )
+
+
 def first_token_s(of: Assistance, start_s: float) -> float:
     """As estimated, with the help that a device gets."""
     alone = Alone(ttft_s=start_s + of.device_s_per_token * of.prompt_tokens, tpot_s=of.device_tpot_s)

@@ -205,6 +205,17 @@ def test_a_mask_that_never_comes_behind_the_only_token_keeps_no_run_from_its_end
     assert "no mask has come from cloud for 1 s" in run.notes[0]
 
 
+@pytest.mark.parametrize("policies", [{"tokens": 5, "ratio": 1.0}, {"tokens": 1, "ratio": 1.0}])
+def test_a_device_that_prefills_its_whole_prompt_waits_for_no_silent_cloud(policies: Any, alone: str) -> None:
+    policies = {"assist": {"name": "optimised", "patience": "100 s", **policies}}
+    with deadline(60):
+        run = ran(link={"outages": [{"start": "0 s", "duration": "100 s"}]}, policies=policies)
+    assert said(run) == alone
+    assert (column(run, "came"), column(run, "lost")) == ([0], [1])
+    assert column(run, "first_s") == column(run, "own_first_s")
+    assert "token 1 of " in run.notes[0]
+
+
 def test_a_prompt_stays_unless_the_scenario_says_otherwise(alone: str) -> None:
     run = ran(workload={"privacy": None})
     assert said(run) == alone
