@@ -1,5 +1,7 @@
 """The columns of comparisons, by kind of workload."""
 
+from collections.abc import Collection, Iterable, Sequence
+
 from kvferry.analysis.figures import RATES
 
 # By the metric that a workload is about, the most important first: in a narrow terminal the last ones are left out.
@@ -79,3 +81,12 @@ COMPARED_SESSIONS = (
     "memory_peak_bytes",
 )
 COLUMNS = {"ttft_s": COMPARED, "throughput_tokens_per_s": COMPARED_DECODING}
+
+
+def columns_of(systems: Iterable[Collection[str]], ranked_by: str) -> Sequence[str]:
+    """Returns the columns of a comparison of systems with these metrics."""
+    known = set[str]().union(*systems)
+    for key, columns in (("assisted_share", COMPARED_ASSISTED), ("computed_share", COMPARED_SESSIONS)):
+        if key in known:
+            return columns
+    return COLUMNS.get(ranked_by, ())

@@ -140,7 +140,8 @@ def comparison_pictures(
     unclear: Collection[str] = (),
 ) -> dict[Path, Draw]:
     """How each picture of several systems is drawn, by its path without an ending."""
-    from kvferry.analysis.compare import compare_bars, compare_gantt
+    from kvferry.analysis.compare import compare_gantt
+    from kvferry.analysis.compare_bars import compare_bars
 
     draws: dict[Path, Draw] = {}
     title = _title_of_all(envelopes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvferry.analysis.axis_values import columns_under
+from kvferry.analysis.compared import columns_of
 from kvferry.analysis.figures import less_is_better
 from kvferry.analysis.interval_columns import ends_of
 from kvferry.analysis.repeats import Range
@@ -49,11 +50,13 @@ class Paired:
     level: int = 0
     meeting: int = 0
     share: float | None = None
+    # Of systems that are level at all points: in which figure they differ most, and by what; "": in none.
+    apart: str = ""
 
     def __str__(self) -> str:
         if self.level == self.points:
             both = f"{self.better}{self.at_less} and {self.worse}"
-            return f"{both} are level at {self.level} of {self.points} points, by {self.metric}"
+            return f"{both} are level at {self.level} of {self.points} points, by {self.metric}{self.apart}"
         known = f"; their 80 % intervals meet at {self.meeting}" if self.meeting else ""
         if self.share is not None:
             known = f"; in {human.percent(self.share)} of all samples of what is not known exactly"
@@ -98,10 +101,32 @@ def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paire
             for of in (rows[rows[which] == one] for one in pair)
         ]
         course = dict(zip(rows[_PLACE], rows[_COURSE], strict=True))
-        found.append(_pair(metric, pair, figures, course, quality))
+        one = _pair(metric, pair, figures, course, quality)
+        if one is not None and one.level == one.points:
+            one = replace(one, apart=_apart(rows, which, metric, (one.better, one.worse)))
+        found.append(one)
     return [one for one in found if one is not None]
 
 
+def _apart(rows: pd.DataFrame, which: str, metric: str, pair: tuple[str, str]) -> str:
+    """Returns in words in which of a comparison's figures the medians of two systems differ most; "" in none."""
+    columns = columns_of([set(rows.columns[rows.notna().any()])], metric)
+    keys = [key for key in columns if key in rows and less_is_better(key) is not None]
+    medians = rows[rows[which].isin(pair)].groupby(which)[keys].median()
+    ratios = {
+        key: abs(float(np.log(medians[key][pair[0]] / medians[key][pair[1]])))
+        for key in keys
+        if (medians[key] > 0).all()
+    }
+    most = max(ratios, key=ratios.__getitem__, default=None)
+    if most is None or ratios[most] < _NEARLY_LEVEL:
+        return ""
+    one, other = (human.of_unit(most)(medians[most][name]) for name in pair)
+    return f"; they differ most by {most}, {one} against {other} in the median"
+
+
+# As a logarithm: 1 %.
+_NEARLY_LEVEL = 0.01
 # Columns of a point's settings as one text, and of those among them that chance draws.
 _PLACE, _COURSE = "(place)", "(course)"
 # Both ends of the figure's interval, the figure itself where it has none.

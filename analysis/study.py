@@ -80,7 +80,8 @@ def load_study(
     labels = tuple(label for label, _ in found) if variants else ()
     _check_apart(points, labels, tree)
     _check_plots(spec, tree, points, labels)
-    remarks = (*(idle.remarks() if is_whole else ()), *base.remarks({point.system for point in points}))
+    of_base = [*base.idle_settings(points), *base.remarks({point.system for point in points})]
+    remarks = (*(idle.remarks() if is_whole else ()), *of_base)
     return Study(
         name=name,
         points=points,

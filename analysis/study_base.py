@@ -1,8 +1,9 @@
 """What studies and searches vary: a base scenario in a file of theirs, and how its points are made and checked."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from kvferry.pipelines.idle_settings import idle_settings_of_points
 from kvferry.scenarios.faults import input_error, nearest
 from kvferry.scenarios.idle import Fitted, fitted
 from kvferry.scenarios.library import BUNDLED, locate
@@ -120,6 +121,10 @@ class StudyBase:
         """The system that the base names, after overrides, if it names one."""
         system = self._base.child("system")
         return [] if system is None else [str(system.value)]
+
+    def idle_settings(self, points: Iterable[Scenario]) -> list[str]:
+        """Returns a line for each setting or axis beside policies that has no effect on all points of a system."""
+        return idle_settings_of_points(self._given, ((point.system, point) for point in points))
 
     def remarks(self, systems: Collection[str]) -> list[str]:
         """Returns a line for each policy of the base that one of these systems leaves out. Raises InputError for

@@ -27,7 +27,7 @@ from kvferry.analysis.quality import (
 from kvferry.analysis.settings import column_of, key_of
 from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.style import AS_DRAWN, Print, render
-from kvferry.analysis.tables import full_rate
+from kvferry.analysis.tables import full_rate, is_energy_part
 from kvferry.analysis.variants import VARIANT
 from kvferry.codecs.sizes import FULL_KV_BITS
 from kvferry.specs import human
@@ -94,6 +94,7 @@ def draw_plots(
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
             behind = _behind(plot, frame, rows, facet, axes, chance)
             drawn.behind[name] = f"{behind}; {mark}" if mark and {*MARKED} & {*plot.columns.values()} else behind
+            drawn.behind[name] += _whose_energy(plot, frame)
             arguments = _arguments(plot, rows) | {"facet": facet, "note": drawn.behind[name]}
             arguments["title"] = (plot.title or about[0]) + about[1]
             if plot.kind == "pareto":
@@ -269,6 +270,13 @@ def _behind(
     return "; ".join(parts)
 
 
+def _whose_energy(plot: PlotSpec, frame: pd.DataFrame) -> str:
+    """Returns that a plot's energy is that of devices without their cloud's, which may turn an order round."""
+    columns = set(_columns(plot, frame.columns).values())
+    alone = "total_energy_j" in frame.columns and any(one == "energy_j" or is_energy_part(one) for one in columns)
+    return "; energy of devices alone: total_energy_j has the cloud's, too" if alone else ""
+
+
 def _range(counts: Iterable[int], what: str) -> str:
     """ "5 seeds", "1-8 points"."""
     found = sorted(set(counts))
@@ -317,6 +325,7 @@ def axis_of(named: str, column: str, log: bool, *, of_devices: bool = False, fig
     # A long path reads best as it is written.
     written = key if key.count(".") > 1 else key.replace(".", " ").replace("_", " ")
     figure = figure or column
-    label = label_of(figure, of_devices) if figure in FIGURES else written
+    is_named = figure in FIGURES or (of_devices and is_energy_part(figure))
+    label = label_of(figure, of_devices) if is_named else written
     unit, scale = ("Ki tokens", 1 / 1024) if column in _TOKENS else _UNITS.get(human.of_unit(column), ("", 1.0))
     return Axis(column, f"{label} ({unit})" if unit else label, scale, log)

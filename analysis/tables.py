@@ -7,7 +7,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import IO, TYPE_CHECKING
 
-from kvferry.analysis.compared import COLUMNS, COMPARED_ASSISTED, COMPARED_SESSIONS
+from kvferry.analysis.compared import columns_of
 from kvferry.analysis.figures import FIGURES, RATES, Figure, label_of
 from kvferry.analysis.quality import MARK, footnotes, is_unknown, lower_quality
 from kvferry.analysis.repeats import Range, within_noise
@@ -32,6 +32,8 @@ UNSURE = "~: one above it beats it in fewer than nine of ten samples: which of t
 INTERVAL = "80 % interval"
 # Parts of a memory peak that are shown by themselves.
 _SHOWN_SHARE = 0.002
+# A system attends to as many tokens as another one where it does to at most this many times as many.
+_AS_MANY_TOKENS = 2.0
 # A pipe has no width, and 80 columns would cut figures that a script looks for.
 _PIPE_WIDTH = 240
 
@@ -70,13 +72,6 @@ def run_table(
     return table
 
 
-def _columns_of(systems: Mapping[str, Metrics], ranked_by: str) -> Sequence[str]:
-    for key, columns in (("assisted_share", COMPARED_ASSISTED), ("computed_share", COMPARED_SESSIONS)):
-        if any(key in metrics for metrics in systems.values()):
-            return columns
-    return COLUMNS[ranked_by]
-
-
 def memory_lines(held: Mapping[str, float]) -> dict[str, float]:
     """What a peak of memory consists of, by name, the largest first; what takes little of it as one. At last what is
     kept free, which is no part of it."""
@@ -111,7 +106,7 @@ def compare_table(
     """
     from rich.console import Console
 
-    columns, ranked_by = _columns_of(systems, ranked_by), full_rate(systems, ranked_by)
+    columns, ranked_by = columns_of(systems.values(), ranked_by), full_rate(systems, ranked_by)
     shown = [
         key
         for key in dict.fromkeys((ranked_by, *columns))
@@ -139,6 +134,7 @@ def compare_table(
     caption = [
         *notes,
         *elsewhere,
+        *_tokens_note(systems, ranked_by),
         *footnotes(systems),
         *([f"left out at {width} columns: {'; '.join(left_out)}"] if left_out else []),
     ]
@@ -191,11 +187,31 @@ def _comparison(
             if key == ranked_by:
                 if spread_over is not None:
                     cells.append(_range(key, spread_over[1].get(name, {}).get(key)))
-                cells.append(("~ " if name in unclear else "") + _to_best(value, best[key], better))
+                times = _to_best(value, best[key], better) + _of_tokens(systems[name], systems[order[0]])
+                cells.append(("~ " if name in unclear else "") + times)
         if failed:
             cells.append(outcome_of[name].replace("_", " "))
         table.add_row(escape(name) + (f" {MARK}" if name in lesser else ""), *cells)
     return table
+
+
+def _of_tokens(own: Metrics, best: Metrics) -> str:
+    """How many times as many tokens a system attends to as the best one does; "" where that is not known, or they are
+    nearly as many."""
+    tokens, of_best = own.get("attended_tokens"), best.get("attended_tokens")
+    if not tokens or not of_best or 1 / _AS_MANY_TOKENS <= tokens / of_best <= _AS_MANY_TOKENS:
+        return ""
+    times = max(tokens / of_best, of_best / tokens)
+    said = f"{times:,.0f}" if times >= 10 else f"{times:.1f}"
+    return f" ({said}x tokens)" if tokens > of_best else f" (1/{said} of the tokens)"
+
+
+def _tokens_note(systems: Mapping[str, Metrics], ranked_by: str) -> list[str]:
+    """What is to be said of tokens in the column of how many times worse a system is."""
+    better = FIGURES.get(ranked_by, Figure(ranked_by, "low")).better
+    ranked = sorted(systems.values(), key=lambda one: _rank(one.get(ranked_by), better))
+    found = [text for one in ranked if (text := _of_tokens(one, ranked[0]))]
+    return ["(Nx tokens): attends to N times as many tokens as the best one: more work, and more quality"] * bool(found)
 
 
 def full_rate(systems: Mapping[str, Metrics], ranked_by: str) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis.compare import compare_bars
+from kvferry.analysis.compare_bars import compare_bars
 from kvferry.analysis.compared import COMPARED, COMPARED_ASSISTED, COMPARED_DECODING
 from kvferry.analysis.dataset import EARLIER, read_earlier, read_points
 from kvferry.analysis.folder import bars_of, write_pictures

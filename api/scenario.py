@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvferry.analysis.folder import folder_name
-from kvferry.api.idle_settings import idle_settings
 from kvferry.pipelines.checks import names_in_use, system_of
+from kvferry.pipelines.idle_settings import idle_settings
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.idle import IdlePolicies, fitted

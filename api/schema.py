@@ -1,6 +1,7 @@
 """The JSON schemas of the files that KVFerry reads, with the names that are known here."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from kvferry.analysis.figures import FIGURES
@@ -10,6 +11,8 @@ from kvferry.pipelines.plugins import use_installed
 from kvferry.pipelines.policy_schema import Schema, united
 from kvferry.pipelines.workload import System
 from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.scenarios.library import BUNDLED, names
+from kvferry.scenarios.resolve import extended
 from kvferry.scenarios.schema import (
     DIALECT,
     KINDS_OF_FILES,
@@ -28,6 +31,7 @@ from kvferry.scenarios.schema import (
 )
 from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.base import Spec
+from kvferry.specs.document import read_document
 from kvferry.specs.errors import pick
 from kvferry.traces.resolve import known_traces
 
@@ -84,7 +88,7 @@ def _with_names(core: dict[str, Any]) -> dict[str, Any]:
         known = {name: system.policy_schemas for name, system in workload.systems.items()}
         parts[f"{POLICIES}.{kind}"] = _policies(united(known.values()))
         said = _of_systems(workload.systems, {"$ref": f"#/$defs/{POLICIES}.{kind}"})
-        rules.append({"if": of_workload(kind), "then": {"properties": said}})
+        rules.append({"if": _of_kind(kind), "then": {"properties": said}})
         for name, own in known.items():
             rules += _of_system(name, own, parts[f"{POLICIES}.{kind}"]["properties"])
     every = {name: one for kind in WORKLOADS.values() for name, one in kind.systems.items()}
@@ -105,6 +109,21 @@ def _with_names(core: dict[str, Any]) -> dict[str, Any]:
         trace = parts[record]["properties"]["trace"]
         parts[record]["properties"]["trace"] = {**trace, "anyOf": [name_or_path(traces), {"type": "null"}]}
     return core
+
+
+def _of_kind(kind: str) -> Schema:
+    """Holds for a scenario whose workload says this kind, or says none and extends a bundled one of this kind."""
+    bundled = [name for name in names("scenario") if _kind_of(name) == kind]
+    says_none = {"properties": {"workload": {"not": {"required": ["kind"]}}}}
+    extends = {"properties": {"extends": {"enum": bundled}}, "required": ["extends"]}
+    return {"anyOf": [of_workload(kind), {"allOf": [extends, says_none]}]}
+
+
+@lru_cache(maxsize=256)
+def _kind_of(name: str) -> str:
+    path = BUNDLED / f"{name}.yaml"
+    found = extended("scenario", read_document(path), (path,)).find(("workload", "kind"))
+    return "" if found is None else str(found.value)
 
 
 def _policies(properties: Mapping[str, Schema]) -> Schema:

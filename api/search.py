@@ -75,8 +75,8 @@ class Found:
 
     @property
     def about_points(self) -> list[str]:
-        """Policies that have no effect on some systems, and of each system the first point that is no valid scenario,
-        with what is wrong."""
+        """Policies and settings that have no effect on some systems, and of each system the first point that is no
+        valid scenario, with what is wrong."""
         idle = IdlePolicies()
         for one in self.tried:
             if one.scenarios:
@@ -86,7 +86,8 @@ class Found:
             f"point {one.number} is not a valid scenario: {invalid_under(one).splitlines()[0]}"
             for one in sorted(invalid.values(), key=lambda one: one.number)
         ]
-        return [*idle.remarks(), *said]
+        tried = (scenario for one in self.tried for scenario in one.scenarios.values())
+        return [*idle.remarks(), *self.search.base.idle_settings(tried), *said]
 
     @property
     def remarks(self) -> list[str]:

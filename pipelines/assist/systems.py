@@ -62,12 +62,13 @@ _COUNTS: dict[Answers, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AssistSystem:
-    """``fixed``: of `assist` what makes the system what its name says."""
+    """``fixed``: of `assist` what makes the system what its name says. ``idle``: what has no effect beside that."""
 
     about: str
     answers: Answers
     assist: Help = field(default_factory=Help)
     fixed: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
     serving: Serving = field(default_factory=Serving)
     paper: str = "pd_device"
 
@@ -81,6 +82,11 @@ class AssistSystem:
         return self.answers != "device"
 
     @property
+    def _counting(self) -> tuple[str, ...]:
+        """Returns what of `assist` has an effect on this system."""
+        return tuple(name for name in _COUNTS[self.answers] if name not in self.idle)
+
+    @property
     def policy_schemas(self) -> Mapping[str, Schema]:
         return {role: stand_ins({name: declares}, schema_of) for role, (name, declares) in _ROLES.items()}
 
@@ -89,7 +95,7 @@ class AssistSystem:
         """Roles and parameters that mean something to this system."""
         if not self.needs_a_cloud:
             return ({"propertyNames": {"enum": ["assist"]}}, _of_assist(("name",)))
-        counting = (name.removesuffix("_s") for name in _COUNTS[self.answers])
+        counting = (name.removesuffix("_s") for name in self._counting)
         rules = [_of_assist(("name", *counting))]
         rules += [_of_assist((), {name: {"const": getattr(self.assist, name)}}) for name in self.fixed]
         return rules
@@ -129,7 +135,7 @@ class AssistSystem:
             return
         for name, value in values.items():
             key, own = (role, name.removesuffix("_s")), getattr(self.assist, name)
-            if name not in _COUNTS[self.answers]:
+            if name not in self._counting:
                 yield Complaint(key, f"has no effect on this system: {self.about}", idle=True)
             elif name in self.fixed and value != own:
                 yield Complaint(key, f"{value} is not {own}, which makes this system what it is", idle=True)
@@ -151,12 +157,16 @@ ASSIST_SYSTEMS: dict[str, AssistSystem] = {
         answers="helped",
         assist=Help(ratio=1.0),
         fixed=("ratio",),
+        # Nothing is chosen of a prompt that is kept whole.
+        idle=("refiner", "mask"),
     ),
     "refinement-only": AssistSystem(
         about="the first token and a refined prompt, no further tokens",
         answers="helped",
         assist=Help(tokens=1),
         fixed=("tokens",),
+        # No further tokens are shown at a pace, or caught up with.
+        idle=("smoothing", "catch_up"),
     ),
     "device-only": AssistSystem(about="the device answers by itself", answers="device"),
     "speculative-edge": AssistSystem(

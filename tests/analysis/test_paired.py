@@ -91,3 +91,23 @@ def test_a_system_without_a_policy_stands_beside_every_value_of_it() -> None:
         ("kvswap", "full-eager", 2, 2),
         ("vllm", "full-eager", 1, 1),
     ]
+
+
+def test_systems_that_are_level_say_in_what_they_differ_most() -> None:
+    gaps_s = {"steady": 0.096, "halting": 2.85}
+    rows = [
+        {
+            "outcome": "done", "system": name, "seed": seed, "assisted_share": 1.0, "ttft_s": 0.8,
+            "largest_gap_s": gap_s, "total_energy_j": 2600.0 if name == "steady" else 2100.0,
+            # Neither is better, and no column of the table.
+            "uplink_bytes": 1.0 if name == "steady" else 1e6, "throughput_tokens_per_s": 20.0,
+        }
+        for name, gap_s in gaps_s.items()
+        for seed in (0, 1)
+    ]  # fmt: skip
+    (one,) = paired(pd.DataFrame(rows), "ttft_s", ("system",))
+    level = "steady and halting are level at 2 of 2 points, by ttft_s"
+    assert str(one) == f"{level}; they differ most by largest_gap_s, 96.0 ms against 2.85 s in the median"
+    same = [{**row, "largest_gap_s": 0.1, "total_energy_j": 1.0} for row in rows]
+    (one,) = paired(pd.DataFrame(same), "ttft_s", ("system",))
+    assert str(one) == level

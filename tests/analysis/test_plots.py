@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from kvferry.analysis import style
-from kvferry.analysis.compare import compare_bars, compare_gantt
+from kvferry.analysis.compare import compare_gantt
+from kvferry.analysis.compare_bars import compare_bars
 from kvferry.analysis.gantt import LANE_SLOTS, gantt, view_of
 from kvferry.analysis.plots import PLOTS, Axis, cdf, heat_map, line
 from kvferry.analysis.style import KINDS, kind_of, render

@@ -10,7 +10,7 @@ import pytest
 from tiny import DECODING, changed
 
 import kvferry
-from kvferry.analysis.compare import compare_bars
+from kvferry.analysis.compare_bars import compare_bars
 from kvferry.analysis.quality import footnotes, is_unknown, lower_quality
 from kvferry.analysis.study_plots import marked
 from kvferry.analysis.tables import compare_table, full_rate, run_table, show

@@ -52,6 +52,10 @@ def test_units_follow_the_key() -> None:
         "wasted_bytes": (0.0, "0 B"),
         "memory_peak_bytes": (7.0, "7 B"),
         "ttft_s": (2.0, "2.00 s"),
+        "seconds_per_token": (0.00043, "430 µs"),
+        "first_response_bytes_max": (668.0, "668 B"),
+        "slot_occupancy": (0.067, "6.70 %"),
+        "space_overhead": (1.1, "110 %"),
     }
     assert {key: human.of_unit(key)(value) for key, (value, _) in written.items()} == {
         key: text for key, (_, text) in written.items()
@@ -233,3 +237,20 @@ def test_intervals_of_all_figures_are_shown() -> None:
     out = StringIO()
     show(compare_table(systems, ranked_by="ttft_s", intervals=intervals, ranges={}), out)
     assert "80 % interval of TTFT, mean: one 500 ms to 2.00 s" in " ".join(out.getvalue().split())
+
+
+def test_times_the_best_say_where_far_more_or_fewer_tokens_are_attended_to() -> None:
+    tokens = {"kvswap": (30.0, 400.0), "same": (20.0, 700.0), "dynakv": (1.0, 5000.0), "few": (15.0, 100.0)}
+    systems = {
+        name: {"throughput_tokens_per_s": rate, "attended_tokens": n, "attended_share": 0.1}
+        for name, (rate, n) in tokens.items()
+    }
+    lines = printed(compare_table(systems, ranked_by="throughput_tokens_per_s"))
+    cells = {line.split()[0]: line for line in lines}
+    assert "30.00x (12x tokens)" in cells["dynakv"], "5,000 of 400"
+    assert "2.00x (1/4.0 of the tokens)" in cells["few"]
+    assert "1.50x " in cells["same"]
+    assert all("tokens)" not in cells[name] for name in ("kvswap", "same"))
+    assert any("(Nx tokens): attends to N times as many tokens as the best" in line for line in lines)
+    equal = {name: {**one, "attended_tokens": 400.0} for name, one in systems.items()}
+    assert not any("x tokens)" in line for line in printed(compare_table(equal, ranked_by="throughput_tokens_per_s")))

@@ -150,3 +150,47 @@ def test_a_budget_of_kv_elsewhere_has_no_effect_on_kv_in_memory() -> None:
     # What takes a file's value away asks for nothing.
     none = under_systems(DECODING, ["kvswap", "vllm"], ["budget={}", "budget.kv=null"])
     assert [line for line in none.remarks if "budget" in line] == []
+
+
+@pytest.mark.parametrize(
+    ("system", "without"),
+    [
+        ("tokens-only", ["mask=with-token", "refiner=snapkv"]),
+        ("refinement-only", ["catch_up=prefill", "smoothing=paper"]),
+    ],
+)
+def test_what_a_part_of_a_cloud_s_help_lacks_is_refused_alone_and_said_beside_others(
+    system: str, without: list[str]
+) -> None:
+    for one in without:
+        setting = f"policies.assist.{one}"
+        key = setting.partition("=")[0]
+        with pytest.raises(InputError, match=f"{key}: has no effect on this system"):
+            load_scenario(ASSISTED, [f"system={system}", "policies=null", setting], names_in_use)
+        said = f"{key} has no effect on {system}"
+        assert said in under_systems(ASSISTED, ["pd-device", system], [setting]).remarks
+        assert said in studied([setting], base=ASSISTED, axes={"system": ["pd-device", system]}).remarks
+
+
+REFINER = "policies.assist.refiner"
+UNATTENDED = f"{REFINER} has no effect on pd-device: a modelled prompt has no attention to choose by"
+
+
+@pytest.mark.parametrize("setting", [f"{REFINER}=snapkv", "policies.assist={refiner: snapkv}"])
+def test_a_refiner_has_no_effect_on_a_modelled_prompt(setting: str) -> None:
+    assert UNATTENDED in remarks_under(ASSISTED, [setting], load_scenario(ASSISTED, [setting]))
+    assert UNATTENDED in under_systems(ASSISTED, ["pd-device", "device-only"], [setting]).remarks
+    assert remarks_under(ASSISTED, [setting], load_scenario(ASSISTED, [setting, "backend=torch"])) == []
+    assert remarks_under(ASSISTED, ["link.rtt=9 ms"], load_scenario(ASSISTED, ["link.rtt=9 ms"])) == []
+
+
+def test_studies_and_searches_say_the_same_of_settings_beside_policies() -> None:
+    assert UNATTENDED in studied(base=ASSISTED, axes={REFINER: ["snapkv", "streaming-llm"]}).remarks
+    said = "link.rtt has no effect on kvswap: decoding fetches nothing over a link"
+    assert said in studied(["link.rtt=20 ms"], axes={"policies.group_tokens": [2, 4]}).remarks
+    pytest.importorskip("optuna")
+    space = {"link.rtt": ["1 ms", "2 ms"]}
+    found = kvferry.search(
+        searched(space, sampler="random", points=2), output="out", executor="in-process", plots=False
+    )
+    assert said in found.remarks

@@ -212,6 +212,16 @@ def test_a_file_that_extends_says_as_little_as_it_likes(validators: dict[str, An
         assert faults(validators["scenario"], bad)
 
 
+def test_a_file_that_extends_a_bundled_one_names_a_system_of_its_kind(validators: dict[str, Any]) -> None:
+    valid = validators["scenario"].is_valid
+    assert valid({"extends": "pd_device/assist", "system": "cloud-only"})
+    assert not valid({"extends": "pd_device/assist", "system": "kvswap"})
+    assert not valid({"extends": "pd_device/assist", "workload": {"prompt": "2Ki"}, "system": "kvswap"})
+    assert valid({"extends": "kvswap/throughput", "system": "kvswap"})
+    # What a file of one's own is of is not known.
+    assert valid({"extends": "./mine.yaml", "system": "kvswap"})
+
+
 def test_studies_and_searches(validators: dict[str, Any]) -> None:
     base = {"base": "quickstart"}
     good = {**base, "axes": {"seed": {"from": 1, "to": 5, "points": 5}, "system": ["ferry"]}, "seeds": 3}
