@@ -63,8 +63,12 @@ class Paired:
         over = f"{self.ahead} of {self.points} points ({self.ahead / self.points:.0%}{known})"
         gain = f"{self.metric} by {self.median:.1%} in the median"
         found = f"{self.better}{self.at_less} beats {self.worse} at {over}, {gain}"
+        behind = self.points - self.ahead - self.level
+        if self.ahead == behind and self.share is None:
+            found = f"{self.better}{self.at_less} and {self.worse} are level: {over} each, {gain} for {self.better}"
         if self.interval is None:
-            return found
+            few = f"no interval: {self.courses} seeds and links, {LEAST_COURSES} at least"
+            return f"{found} ({few})" if self.courses > 1 else found
         low, high = self.interval
         return f"{found} ({low:.1%} to {high:.1%}: 95 % by bootstrap over {self.courses} seeds and links)"
 

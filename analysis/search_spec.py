@@ -18,6 +18,8 @@ from kvferry.specs.base import BadKey, Spec
 _CONSTRAINT = re.compile(r"\s*([a-z][A-Za-z0-9_]*)\s*(<=|>=)\s*(.+?)\s*")
 # What the end of a metric's name says of its unit.
 _KIND_OF_ENDING = {"_bytes_per_s": "rate", "_bytes": "size", "_j": "energy", "_hz": "frequency", "_s": "time"}
+# Settings that are paid for: how many machines, how much memory.
+_COSTLY = re.compile(r"^machines\.\w+\.count$|\.memory(\.capacity)?$|^budget\.kv$")
 _RATE_ENDING = re.compile(r"(?<!bytes)_per_s$")
 
 
@@ -31,11 +33,11 @@ class ObjectiveSpec(Spec):
     @property
     def lower(self) -> bool:
         """Whether less of it is better. Raises BadKey for a metric whose better side is not known."""
-        better = self.better or (FIGURES[self.metric].better if self.metric in FIGURES else None)
+        known = FIGURES[self.metric].better if self.metric in FIGURES else None
+        better = self.better or known or ("low" if _COSTLY.search(self.metric) else None)
         if better is None:
-            raise BadKey(
-                "better", f"is missing: neither is better as such; write {{metric: {self.metric}, better: high}}"
-            )
+            either = f"write {{metric: {self.metric}, better: low}}, or high"
+            raise BadKey("better", f"is missing: neither is better as such; {either}")
         return better == "low"
 
 

@@ -77,7 +77,8 @@ def capacity(
 
 def _price(found: Capacity, per_hour: float) -> float | None:
     used_s = found.best.machine_s
-    return None if used_s is None else 1000 * used_s / 3600 * per_hour
+    # What is not enough has no price.
+    return None if used_s is None or found.least is None else 1000 * used_s / 3600 * per_hour
 
 
 def _show(found: Capacity) -> None:

@@ -40,6 +40,11 @@ def scenarios(json: JsonOption = False) -> None:
         return
     from kvferry.cli.table import print_table
 
+    known = set(names("model"))
+    for row in rows:
+        # --set model= knows it by no name.
+        if row["model"] not in known:
+            row["model"] = f"{row['model']} (its own)"
     print_table(("scenario", "system", "device", "model", "context", "workload"), [tuple(row.values()) for row in rows])
 
 

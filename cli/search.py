@@ -97,8 +97,10 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios:
     metrics = [objective["metric"] for objective in result["objectives"]]
     metrics += [metric for metric in front[0]["figures"] if metric not in metrics]
     with_cloud = has_cloud(scenarios)
-    labels = [label_of(whole_name(metric, scenarios), with_cloud) for metric in metrics]
     settings = ["point", *dict.fromkeys(key for one in front for key in one["settings"])]
+    # A setting that is an objective is a column of settings already.
+    metrics = [metric for metric in metrics if metric not in settings]
+    labels = [label_of(whole_name(metric, scenarios), with_cloud) for metric in metrics]
     title = "Pareto front" if len(result["objectives"]) > 1 else "Best"
     print_table(
         [*settings, *labels],

@@ -54,6 +54,11 @@ class Prompts:
                 what = "this model has no tokenizer.json" if folder else "random weights have no tokenizer"
                 raise InputError(f"live.text: {what}; leave it out, and token ids are drawn")
 
+    @property
+    def sha256(self) -> str | None:
+        """Returns the hash of the text's token ids; None: they are drawn."""
+        return None if self._ids is None else hashlib.sha256(self._ids.astype("<i8").tobytes()).hexdigest()
+
     def tokens(
         self, sequence: int, context: int, question: int, apart: int | None = None
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:

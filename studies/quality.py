@@ -6,6 +6,7 @@ FOLDER/STUDY_quality.json.
 
 import argparse
 import json
+import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,10 @@ def number(default: float, meaning: str = "") -> dict[str, Any]:
     return {"type": type(default), "default": default, "help": meaning}
 
 
-MODEL = {"--model": {"default": "byte-large", "help": "as live.weights; reads bytes"}}
+MODEL = {
+    "--model": {"default": "byte-large", "help": "as live.weights; reads bytes"},
+    "--text": {"type": Path, "help": "what is read; else the modules of this Python's library, other ones elsewhere"},
+}
 STUDIES = {
     "systems": Study(
         quality_systems,
@@ -88,6 +92,19 @@ STUDIES = {
 }
 
 
+def settings_of(asked: argparse.Namespace, prompts: Prompts) -> dict[str, Any]:
+    """Returns what the figures hang on: other software or another text, other figures."""
+    kept = {key: value for key, value in vars(asked).items() if key not in ("output", "picture", "study")}
+    return {
+        **kept,
+        "text": "this Python's library" if asked.text is None else asked.text.name,
+        "text_sha256": prompts.sha256,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = parser.add_subparsers(required=True, dest="study", metavar="STUDY")
@@ -106,13 +123,12 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = load_model(asked.model, getattr(asked, "dtype", "float32"))
-    prompts = Prompts(Path(model.config.name_or_path), model.config.vocab_size, None, 0)
+    prompts = Prompts(Path(model.config.name_or_path), model.config.vocab_size, asked.text, 0)
     found = STUDIES[asked.study].module.measure(asked, model, prompts)
     if asked.output is not None:
         asked.output.mkdir(parents=True, exist_ok=True)
-        settings = {key: value for key, value in vars(asked).items() if key not in ("output", "picture", "study")}
         path = asked.output / f"{asked.study}_quality.json"
-        path.write_text(json.dumps({"settings": settings, **found}, indent=1) + "\n")
+        path.write_text(json.dumps({"settings": settings_of(asked, prompts), **found}, indent=1) + "\n")
         print(f"written to {path}", file=sys.stderr)
 
 

@@ -14,6 +14,7 @@ needles    answers whose every byte was most likely
 reuse      share of the selected KV blocks that were in memory, where there is a reuse buffer
 
 "chance" selects tokens at random. Quest is its index alone: pages of 16 tokens, every KV head for itself.
+With --share, keys other than KVSwap's are as narrow as that memory asks; without it they have their published width.
 """
 
 import sys
@@ -31,7 +32,7 @@ from full_attention import heading, means, show
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.build import format_of
-from kvferry.backends.live.decoding.indexes.index import Index
+from kvferry.backends.live.decoding.indexes.index import BlockIndex, Index
 from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.written import source
@@ -45,14 +46,14 @@ from kvferry.model.models import spec_of
 from kvferry.model.prompts import Prompts
 from kvferry.pipelines.decoding.decode import LockStepDecode
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.decoding.sizing import plan_of
+from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.policies.decode.index import IndexSpec
 
 COLUMNS = ("tokens", "numbers", "agree", "KL", "perplexity", "hits", "mass", "needles", "reuse")
 
 
-class Chance(Index):
+class Chance(BlockIndex):
     """Any KV block is as good as another."""
 
     n_bytes = 0
@@ -77,13 +78,16 @@ def _kvswap(**changed: Any) -> Way:
     return Way("kvswap", {"group_tokens": 8, "compression": 8.0, "reuse": False, **changed})
 
 
-def ways(context: int) -> dict[str, Way]:
-    """By name; the first of KVSwap's parameters select all there is."""
+def ways(context: int, *, narrow: bool = False) -> dict[str, Way]:
+    """By name; the first of KVSwap's parameters select all there is. `narrow`: what compares systems at equal memory,
+    keys of a published width as narrow as the budget asks."""
+    fit = {"compression": "fit"} if narrow else {}
     return {
         "kvswap": _kvswap(),
-        **{name: Way(name) for name in ("infinigen", "infinigen-star", "loki", "shadowkv")},
-        "quest": Way("infinigen", {"group_tokens": 16}, index="page-bounds"),
-        "chance": Way("infinigen", index="chance"),
+        **{name: Way(name, fit) for name in ("infinigen", "infinigen-star", "loki", "shadowkv")},
+        # Another index stands in for InfiniGen's, whose width would need room all the same.
+        "quest": Way("infinigen", {"group_tokens": 16, "compression": "fit"}, index="page-bounds"),
+        "chance": Way("infinigen", {"compression": "fit"}, index="chance"),
         "all groups": _kvswap(selected_tokens=2 * context, compression=1),
         "softmax by head": _kvswap(scores="by_head"),
         **{f"G={g}": _kvswap(group_tokens=g) for g in (1, 2, 4, 12, 16, 32)},
@@ -186,13 +190,18 @@ def measure(asked: Namespace, model: PreTrainedModel, prompts: Prompts) -> dict[
     known = [found(each.logits[1:].argmax(-1), one) for one, each in zip(tasks, true, strict=True) if one.answers]
     print(f"{asked.context} tokens; full attention finds {np.mean(known or [0]):.0%} of the needles")
     heading(COLUMNS)
-    rows: dict[str, dict[str, float]] = {"full attention": {"needles": float(np.mean(known or [0]))}}
+    rows: dict[str, dict[str, Any]] = {"full attention": {"needles": float(np.mean(known or [0]))}}
     for selected in asked.selected:
-        for name, way in ways(asked.context).items():
+        for name, way in ways(asked.context, narrow=asked.share is not None).items():
             if asked.ways and not name.startswith(tuple(asked.ways)):
                 continue
             began_s = perf_counter()
-            each = [compared(model, *pair, way, asked, selected, sample) for pair in zip(tasks, true, strict=True)]
+            try:
+                each = [compared(model, *pair, way, asked, selected, sample) for pair in zip(tasks, true, strict=True)]
+            except NoRoom as why:
+                print(f"| {name} | does not fit: {why} |", flush=True)
+                rows[f"{name}, {selected} tokens"] = {"does not fit": str(why)}
+                continue
             # Text tells of distributions, needles of retrieval.
             row = means((of for of in each if "needles" not in of), (*COLUMNS, "memory"))
             row |= means(each, ("needles",))

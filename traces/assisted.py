@@ -10,7 +10,7 @@ from kvferry.specs.assist import MOST_ASSISTED, AssistSpec, DeviceArrivalsSpec
 from kvferry.specs.errors import InputError
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.request import Request
-from kvferry.traces.request_log import read_requests
+from kvferry.traces.request_log import read_log
 from kvferry.traces.requests import lengths_around
 
 # Tokens of a sentence, in the mean: some 19 words.
@@ -28,6 +28,8 @@ class AssistedRequests:
     outputs: np.ndarray
     scenes: np.ndarray
     closed: bool
+    # Of a log, for the user.
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.arrivals_s)
@@ -46,20 +48,21 @@ class AssistedRequests:
             outputs=np.array([one.output for one in arrivals]),
             scenes=self.scenes,
             closed=False,
+            notes=self.notes,
         )
 
 
 def assisted_requests(workload: AssistSpec, seed: int) -> AssistedRequests:
     """Raises InputError for a trace that cannot be read, and for a time in which no request comes."""
     if workload.trace is not None:
-        found = read_requests(
+        found, notes = read_log(
             Path(workload.trace), first=workload.requests, most=MOST_ASSISTED, question=workload.question
         )
         arrivals_s = np.array([one.arrival_s for one in found])
         prompts = np.maximum([one.context + one.question for one in found], workload.fixed + 1)
         outputs = np.array([one.output for one in found])
         devices, scenes = _dealt(workload, len(found), seed)
-        return AssistedRequests(arrivals_s, devices, prompts, outputs, scenes, closed=False)
+        return AssistedRequests(arrivals_s, devices, prompts, outputs, scenes, closed=False, notes=notes)
     came = _came(workload, seed) if workload.cells is None else _in_cells(workload, workload.cells, seed)
     if not len(came.arrivals_s):
         raise InputError("workload.duration: no request comes within it; make it longer")

@@ -2,8 +2,10 @@
 
 import csv
 import re
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from kvferry.specs.errors import InputError
 from kvferry.traces.format import MAX_DURATION_S, read_lines, read_number
@@ -26,7 +28,19 @@ _FORMATS = (
 )
 
 
+class RequestLog(NamedTuple):
+    """Requests of a file, and for the user: what its columns were taken for, and what was left out."""
+
+    requests: tuple[Request, ...]
+    notes: tuple[str, ...] = ()
+
+
 def read_requests(path: Path, *, first: int | None = None, most: int, question: int) -> tuple[Request, ...]:
+    """Returns the requests of ``read_log``."""
+    return read_log(path, first=first, most=most, question=question).requests
+
+
+def read_log(path: Path, *, first: int | None = None, most: int, question: int) -> RequestLog:
     """The `first` requests of a CSV file with a header, or all, in order of arrival, the first of them at 0.
 
     Arrivals are seconds, or date and time. `question` stands in where the file has no such column. Rows without tokens
@@ -34,6 +48,7 @@ def read_requests(path: Path, *, first: int | None = None, most: int, question: 
     requests unless `first` says how many of them to take.
     """
     lines = read_lines(path)
+    _check_no_json(path, lines)
     reader = csv.reader(lines)
     try:
         header = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
@@ -48,13 +63,47 @@ def read_requests(path: Path, *, first: int | None = None, most: int, question: 
         raise InputError(
             f"{path}: {len(answered):,} requests; say with workload.requests how many to take, at most {most:,}"
         )
+    n_answered = len(answered)
     answered = sorted(answered, key=lambda one: one.arrival_s)[:first]
     first_s, last_s = answered[0].arrival_s, answered[-1].arrival_s
     if last_s - first_s > MAX_DURATION_S:
         raise InputError(
             f"{path}: its requests come over {last_s - first_s:,.0f} s; at most {MAX_DURATION_S:,.0f} s will do"
         )
-    return tuple(Request(one.arrival_s - first_s, one.context, one.output, one.question) for one in answered)
+    requests = tuple(Request(one.arrival_s - first_s, one.context, one.output, one.question) for one in answered)
+    return RequestLog(requests, tuple(_notes(path, header, columns, question, (n_answered, len(found)))))
+
+
+def _notes(
+    path: Path, header: list[str], columns: list[int | None], question: int, kept_of: tuple[int, int]
+) -> Iterator[str]:
+    _, context, asked, _ = columns
+    assert context is not None
+    taken = "" if header[context] == "context" else f"{header[context]} became the context"
+    added = f"{question:,} question tokens were added to each" if asked is None and question else ""
+    if taken or added:
+        yield f"{path.name}: {', and '.join(filter(None, (taken, added)))}"
+    kept, rows = kept_of
+    if kept < rows:
+        yield f"{path.name}: {rows - kept:,} of {rows:,} rows have no tokens to read or none to answer; left out"
+
+
+def _check_no_json(path: Path, lines: Sequence[str]) -> None:
+    """Raises InputError for logs of conversations, by name where that is known."""
+    first = next((line.strip().lstrip("\ufeff") for line in lines if line.strip()), "")
+    if not first.startswith(("[", "{")):
+        return
+    named = "Mooncake's trace" if '"hash_ids"' in first or '"input_length"' in first else "JSON lines"
+    what = "ShareGPT's conversations" if first.startswith("[") else named
+    known = _known_headers()
+    raise InputError(
+        f"{path}:1: {what}, which --set workload.kind=session reads; single requests are read from CSV with a header"
+        f" like {known}"
+    )
+
+
+def _known_headers() -> str:
+    return "; ".join(",".join(filter(None, names)) for names in _FORMATS if "arrival_s" not in names)
 
 
 def _columns(path: Path, header: list[str]) -> list[int | None]:
@@ -62,11 +111,8 @@ def _columns(path: Path, header: list[str]) -> list[int | None]:
     for names in _FORMATS:
         if all(not name or name in header for name in names):
             return [header.index(name) if name else None for name in names]
-    known = "; ".join(",".join(filter(None, names)) for names in _FORMATS if "arrival_s" not in names)
-    if header and header[0].startswith("{"):
-        what = "JSON lines; conversations are read from them (workload.kind: session), single requests from CSV"
-        raise InputError(f"{path}:1: {what}, with a header like {known}")
-    raise InputError(f"{path}:1: {','.join(header)[:200]!r} is no header of recorded requests; known are {known}")
+    what = f"{','.join(header)[:200]!r} is no header of recorded requests"
+    raise InputError(f"{path}:1: {what}; known are {_known_headers()}")
 
 
 def holds_requests(first_line: str) -> bool:

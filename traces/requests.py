@@ -10,7 +10,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.workload import MOST_REQUESTS, ArrivalsSpec, ContextReuseSpec, DecodeSpec
 from kvferry.traces.chance import Source, generator
 from kvferry.traces.request import Request
-from kvferry.traces.request_log import MOST_RECORDED, read_requests
+from kvferry.traces.request_log import MOST_RECORDED, RequestLog, read_log
 
 # Lengths are drawn within this many standard deviations of their logarithm.
 _MOST_DEVIATIONS = 2.0
@@ -24,24 +24,29 @@ def gaps_s(arrivals: ArrivalsSpec, seed: int) -> Iterator[float]:
 
 
 def decode_requests(workload: DecodeSpec, requests: int | None, seed: int) -> tuple[Request, ...]:
+    """Returns the requests of ``decode_log``."""
+    return decode_log(workload, requests, seed).requests
+
+
+def decode_log(workload: DecodeSpec, requests: int | None, seed: int) -> RequestLog:
     """Those of a decode workload, in order of arrival; the first comes at 0, and all do where it has no arrivals.
 
     None: as many as the workload's `lengths` or `trace` hold. Raises InputError for a trace that cannot be read.
     """
     if workload.trace is not None:
         try:
-            found = read_requests(Path(workload.trace), first=requests, most=MOST_REQUESTS, question=0)
+            found, notes = read_log(Path(workload.trace), first=requests, most=MOST_REQUESTS, question=0)
         except InputError as error:
             raise InputError(f"workload.trace: {error}") from None
         # A question is the end of a prompt.
-        return tuple(replace(one, context=one.context + one.question, question=0) for one in found)
+        return RequestLog(tuple(replace(one, context=one.context + one.question, question=0) for one in found), notes)
     if workload.lengths is not None:
         lengths = [(one.context or workload.context, one.output or workload.output) for one in workload.lengths]
     else:
         drawn = lengths_around((workload.context, workload.output), workload.spread, (requests or 1, seed))
         lengths = [(context, output) for context, output in drawn.tolist()]
     pairs = zip(_arrivals_s(workload.arrivals, len(lengths), seed), lengths, strict=True)
-    return tuple(Request(arrival_s, context, output) for arrival_s, (context, output) in pairs)
+    return RequestLog(tuple(Request(arrival_s, context, output) for arrival_s, (context, output) in pairs))
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class ContextRequests:
     contexts: tuple[int, ...]
     requests: tuple[Request, ...]
     closed: bool
+    # Of a log, for the user.
+    notes: tuple[str, ...] = ()
 
     def as_they_came(self, arrivals: Sequence[Request] | None) -> "ContextRequests":
         """These conversations as they came in another run. Raises InputError where it was about other contexts."""
@@ -78,11 +85,11 @@ def context_requests(workload: ContextReuseSpec, seed: int) -> ContextRequests:
     """Raises InputError for a trace that cannot be read, or asks for more than a run may have."""
     if workload.trace is not None:
         path = Path(workload.trace)
-        found = read_requests(path, first=workload.requests, most=MOST_RECORDED, question=workload.question)
+        found, notes = read_log(path, first=workload.requests, most=MOST_RECORDED, question=workload.question)
         if not all(one.question for one in found):
             raise InputError(f"{path}: holds a question of 0 tokens; its answer begins with 1 at least")
         own = tuple(replace(one, source=n) for n, one in enumerate(found))
-        return ContextRequests(tuple(one.context for one in own), own, closed=False)
+        return ContextRequests(tuple(one.context for one in own), own, closed=False, notes=notes)
     n = workload.requests or 1
     sources = _sources(workload, n, seed)
     contexts = lengths_around((workload.context,), workload.spread, (max(sources) + 1, seed, 1))[:, 0].tolist()

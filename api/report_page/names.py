@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from kvferry.api.report_page.results import Comparison, Points, Result, RunResult
@@ -12,6 +14,8 @@ from kvferry.specs.errors import InputError
 
 # Keys in a name, and letters of a value.
 _MOST_KEYS, _MOST_LETTERS = 3, 40
+# No value is that of most.
+_NONE = object()
 _PROSE = {"source", "sources", "name"}
 
 
@@ -42,7 +46,7 @@ def _plain(result: Result) -> str:
 
 
 def _differences(results: Sequence[Result]) -> list[str]:
-    """Returns what each of them sets that not all do alike."""
+    """Returns what each of them sets that not all do alike; what most of them set alike is said of the others alone."""
     settings = [_settings(result.scenario) if isinstance(result, RunResult) else {} for result in results]
     keys = [
         key
@@ -52,10 +56,32 @@ def _differences(results: Sequence[Result]) -> list[str]:
     # A part that is another one altogether is named by its name.
     whole = [key for key in keys if key.endswith(".name")]
     keys = whole + [key for key in keys if not any(key.startswith(one.removesuffix("name")) for one in whole)]
-    return [
-        ", ".join(f"{key.removesuffix('.name')} {one.get(key, 'not set')[:_MOST_LETTERS]}" for key in keys[:_MOST_KEYS])
-        for one in settings
+    usual = {key: value for key in keys if (value := _of_most([one.get(key) for one in settings])) is not _NONE}
+    return [_said(one, [key for key in keys if key not in usual or one.get(key) != usual[key]]) for one in settings]
+
+
+def _of_most(values: Sequence[str | None]) -> str | object | None:
+    """Returns the value that more than half of them are."""
+    value, n = Counter(values).most_common(1)[0]
+    return value if 2 * n > len(values) else _NONE
+
+
+def _said(settings: Mapping[str, str], keys: Sequence[str]) -> str:
+    found = [
+        f"{key.removesuffix('.name')} {shorten(settings.get(key, 'not set'), _MOST_LETTERS, placeholder=' ...')}"
+        for key in keys[:_MOST_KEYS]
     ]
+    more = len(keys) - _MOST_KEYS
+    return ", ".join([*found, f"{more} more"] if more > 0 else found)
+
+
+def _in_words(value: Any) -> str:
+    """Returns a setting as a reader would write it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_in_words(item)}" for key, item in value.items() if item is not None)
+    if isinstance(value, list):
+        return "; ".join(map(_in_words, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _settings(scenario: str) -> dict[str, str]:
@@ -71,7 +97,7 @@ def _settings(scenario: str) -> dict[str, str]:
                 if key not in _PROSE or (key == "name" and path):
                     lay_out(item, (*path, key))
         elif value is not None:
-            found[".".join(path)] = str(value)
+            found[".".join(path)] = _in_words(value)
 
     lay_out(tree.plain(), ())
     return found

@@ -164,7 +164,7 @@ class AssistFlow:
 
     def left(self, world: World, end: Totals) -> Left:
         n, kept = len(self._columns["request"]), len(self._stories)
-        notes = []
+        notes = [*self._requests.notes]
         for key in filter(self._noted.__contains__, _NOTES):
             found, first = self._noted[key]
             notes.append(f"{found:,} of {n:,} requests {_NOTES[key]}: {first}")

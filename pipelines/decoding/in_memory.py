@@ -25,7 +25,8 @@ from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
 from kvferry.specs.workload import MOST_TOKENS_PER_RUN
 from kvferry.traces.request import Request
-from kvferry.traces.requests import as_they_came, decode_requests
+from kvferry.traces.request_log import RequestLog
+from kvferry.traces.requests import as_they_came, decode_log
 
 # Progress is reported every this many turns.
 _PROGRESS_TURNS = 16
@@ -46,7 +47,8 @@ class InMemoryFlow:
         self._offload = offload = offload_of(scenario)
         self._peak = peak = Peak(roles, scenario.model if offload is None else offload.near_model)
         pool_bytes = scenario.decode.budget.in_memory_kv_bytes or free_bytes(scenario, roles)
-        self._requests = as_they_came(_requests(scenario, peak, pool_bytes), arrivals)
+        log = _requests(scenario, peak, pool_bytes)
+        self._requests, self._log_notes = as_they_came(log.requests, arrivals), log.notes
         self._longest = max(self._requests, key=lambda one: (one.context + one.output, one.context))
         slots = asked_batch(scenario)
         if roles.attention.needs_memory:
@@ -127,6 +129,7 @@ class InMemoryFlow:
         )
         together = max((n for n, _ in decoded.steps), default=0)
         notes = (
+            *self._log_notes,
             *stopped_at_the_most(self._scenario, together),
             *self._in_waves(together),
             *([] if self._offload is None else [said_of(self._offload)]),
@@ -166,7 +169,7 @@ class InMemoryFlow:
             self._progress(self._done, self._wanted)
 
 
-def _requests(scenario: Scenario, peak: Peak, pool_bytes: float) -> tuple[Request, ...]:
+def _requests(scenario: Scenario, peak: Peak, pool_bytes: float) -> RequestLog:
     """Returns the requests of a run: as many as the workload, its lengths or its trace say, or one per sequence of its
     batch; with `max`, as many as fit, or one that does not. Raises InputError."""
     workload = scenario.decode.workload
@@ -175,12 +178,12 @@ def _requests(scenario: Scenario, peak: Peak, pool_bytes: float) -> tuple[Reques
         n = asked_batch(scenario)
         if workload.batch == "max":
             n = max(1, peak.sequences_within(pool_bytes, Request(0.0, workload.context, workload.output)))
-    requests = decode_requests(workload, n, scenario.seed)
-    tokens = sum(one.output for one in requests)
+    log = decode_log(workload, n, scenario.seed)
+    tokens = sum(one.output for one in log.requests)
     if tokens > MOST_TOKENS_PER_RUN:
         what = f"its requests ask for {tokens:,} tokens; at most {MOST_TOKENS_PER_RUN:,} will do"
         raise InputError(f"workload.trace: {what}: say with workload.requests how many to take")
-    return requests
+    return log
 
 
 def _attention(decode: ContinuousDecode) -> dict[str, float]:

@@ -142,7 +142,8 @@ class ContextReuseFlow:
     def left(self, world: World, end: Totals) -> Left:
         records = sorted(self._with_bounds(world), key=lambda record: record.request)
         codec = self._system.codec
-        return Left(requests=[one if one.loaded_s is None else replace(one, codec=codec) for one in records])
+        coded = [one if one.loaded_s is None else replace(one, codec=codec) for one in records]
+        return Left(requests=coded, notes=self._asked.notes)
 
     def kept(self) -> str:
         return f"{len(self._records):,} of {self._wanted:,} requests"

@@ -82,6 +82,8 @@ def test_limits_that_no_count_keeps_are_said_with_exit_code_1(tmp_path: Path) ->
     file.write_text(json.dumps(changed(MANY, slo={"ttft": "1 ns"})))
     result = CliRunner().invoke(app, ["capacity", str(file), "--most", "2", "--json", "-o", str(tmp_path / "c.json")])
     assert result.exit_code == 1
+    priced = CliRunner().invoke(app, ["capacity", str(file), "--most", "2", "--price-per-hour", "2"])
+    assert priced.exit_code == 1 and "1,000 requests cost" not in priced.output
     told = json.loads((tmp_path / "c.json").read_text())
     assert told["least"] is None
     assert "of the requests keep the SLO" in told["why"]

@@ -24,7 +24,8 @@ def test_the_better_of_two_by_hand() -> None:
     # Half, three quarters, twice and half of the time: in the middle of 1/2 and 3/4, on a logarithmic scale.
     assert one.median == pytest.approx(1 - (0.5 * 0.75) ** 0.5)
     assert (one.courses, one.interval) == (2, None)
-    assert str(one) == "fast beats slow at 3 of 4 points (75%), ttft_s by 38.8% in the median"
+    said = "fast beats slow at 3 of 4 points (75%), ttft_s by 38.8% in the median"
+    assert str(one) == f"{said} (no interval: 2 seeds and links, 5 at least)"
 
 
 def test_two_that_are_level_at_every_point_beat_nothing() -> None:
@@ -33,6 +34,12 @@ def test_two_that_are_level_at_every_point_beat_nothing() -> None:
     # Level in the median: the one that is better anywhere is the better one.
     (other,) = paired(table(a=[1.0, 2.0, 3.0], b=[1.0, 2.0, 2.0]), "ttft_s", AXES)
     assert (other.better, other.ahead, other.level, other.median) == ("b", 1, 2, 0)
+
+
+def test_as_many_wins_on_either_side_are_no_win() -> None:
+    (one,) = paired(table(a=[1.0, 2.0, 3.0, 1.0], b=[2.0, 1.0, 2.0, 4.0]), "ttft_s", AXES)
+    assert (one.ahead, one.level) == (2, 0)
+    assert str(one).startswith("a and b are level: 2 of 4 points (50%) each, ttft_s by ")
 
 
 def test_a_rate_is_better_where_it_is_higher() -> None:

@@ -92,6 +92,22 @@ def test_names_say_what_was_set() -> None:
     assert names_of([run(), run()]) == ["s: ferry (runs-ferry)", "s: ferry (runs-ferry) (runs-ferry, 2)"]
 
 
+def test_names_say_what_is_unlike_most() -> None:
+    settings = [
+        "policies: {serving: {batched_prefill: true}}",
+        "workload: {cells: 4}",
+        "machines: {prefill: {outages: [{start: 60 s, duration: 120 s, instance: null}, {start: 9 s, duration: 1 s}]}}",
+        "a: {b: 1, c: 1, d: 1, e: 1}",
+    ]
+    assert names_of([run(setting=one) for one in ["", *settings]]) == [
+        "s: ferry (runs-ferry)",
+        "s: ferry, policies.serving.batched_prefill true",
+        "s: ferry, workload.cells 4",
+        "s: ferry, machines.prefill.outages start 60 s, duration 120 s; start 9 ...",
+        "s: ferry, a.b 1, a.c 1, a.d 1, 1 more",
+    ]
+
+
 def test_no_chart_of_a_constant_or_of_a_rate_of_one_token() -> None:
     def charted(*runs: RunResult) -> list[str]:
         section = _of_comparison(Comparison("c", runs), iter(range(99)))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from tiny import DECODING, LOADING, STREAMED, as_yaml
 
@@ -13,10 +14,12 @@ from kvferry.analysis.executors.choice import InProcess
 from kvferry.analysis.executors.cores import Cores
 from kvferry.analysis.search import Search, load_search, run_search
 from kvferry.analysis.search_result import result_of, whole_name, write_result
-from kvferry.analysis.search_spec import constraint_of
+from kvferry.analysis.search_spec import ObjectiveSpec, constraint_of
 from kvferry.analysis.study_base import bundled_names
+from kvferry.cli.search import _show
 from kvferry.pipelines.record import RequestRecord, Run
 from kvferry.scenarios.loader import load_scenario
+from kvferry.specs.base import BadKey
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -152,8 +155,27 @@ def test_a_setting_is_an_objective_in_si_units() -> None:
     assert write_result(search, tried, Path("found"))[1], "drawn too"
     with pytest.raises(InputError, match="neither is better as such"):
         written(SEARCH.replace("{metric: energy_j, better: low}", "workload.context"))
+    with pytest.raises(InputError, match="write {metric: workload.context, better: low}, or high"):
+        written(SEARCH.replace("{metric: energy_j, better: low}", "workload.context"))
     with pytest.raises(InputError, match="'system' is no metric"):
         written(SEARCH.replace("{metric: energy_j, better: low}", "system"))
+
+
+@pytest.mark.parametrize("metric", ["machines.cloud.count", "budget.memory", "device.memory.capacity", "budget.kv"])
+def test_less_of_what_is_paid_for_is_better(metric: str) -> None:
+    assert ObjectiveSpec(metric=metric).lower
+    assert not ObjectiveSpec(metric=metric, better="high").lower
+    with pytest.raises(BadKey):
+        _ = ObjectiveSpec(metric="device.memory.bytes_per_s").lower
+
+
+def test_a_setting_that_is_an_objective_is_one_column(capsys: pytest.CaptureFixture[str]) -> None:
+    search = written(SEARCH.replace("{metric: energy_j, better: low}", "{metric: workload.context, better: high}"))
+    tried, _ = run_search(search, Path("found"), InProcess(), run=StandIn())
+    result = result_of(search, tried)
+    shown = pd.DataFrame([one["settings"] | {"point": one["point"]} for one in result["front"]])
+    _show(result, shown, len(tried), [])
+    assert capsys.readouterr().out.count("workload.context") == 1
 
 
 def test_points_that_are_not_valid_are_not_run() -> None:

@@ -49,7 +49,7 @@ def test_yaml_that_is_none(text: str, said: str) -> None:
         ("model=empty", "'empty' has no config.json; name a Hugging Face folder, a YAML or a GGUF file"),
         ("device.storage=ssd", "unknown storage 'ssd'; did you mean 'nvme'?"),
         ("system=kvswap", "with workload.kind decode it would do (try: kvferry run kvswap/throughput), or here one of"),
-        ("workload.trace=lines.jsonl", "lines.jsonl:1: JSON lines; conversations are read from them"),
+        ("workload.trace=lines.jsonl", "lines.jsonl:1: Mooncake's trace, which --set workload.kind=session reads"),
     ],
 )
 def test_a_value_of_another_shape(setting: str, said: str) -> None:

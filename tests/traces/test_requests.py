@@ -6,8 +6,8 @@ import pytest
 from kvferry.specs.errors import InputError
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec
 from kvferry.traces.request import Request
-from kvferry.traces.request_log import read_requests
-from kvferry.traces.requests import context_requests, decode_requests
+from kvferry.traces.request_log import read_log, read_requests
+from kvferry.traces.requests import context_requests, decode_log, decode_requests
 
 OURS = "arrival,context,question,output\n10.5,1000,20,5\n12.0,500,30,7\n"
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -48,6 +48,49 @@ def test_recorded_requests_of_every_format(tmp_path, text, requests):
     found = read_requests(written(tmp_path, text), most=10, question=64)
     assert [(r.context, r.output, r.question) for r in found] == [(r.context, r.output, r.question) for r in requests]
     assert [r.arrival_s for r in found] == pytest.approx([r.arrival_s for r in requests])
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "notes"),
+    [
+        (OURS, 64, ()),
+        (AZURE, 64, ("ContextTokens became the context, and 64 question tokens were added to each",)),
+        (AZURE, 0, ("ContextTokens became the context",)),
+        (
+            BURST,
+            0,
+            (
+                "Request tokens became the context",
+                "1 of 3 rows have no tokens to read or none to answer; left out",
+            ),
+        ),
+    ],
+)
+def test_what_a_log_was_taken_for_is_said(tmp_path, text, question, notes):
+    found = read_log(written(tmp_path, text), first=1, most=10, question=question)
+    assert found.notes == tuple(f"requests.csv: {one}" for one in notes)
+
+
+@pytest.mark.parametrize("prompt", [DecodeSpec(kind="decode", context=1, trace="x"), reuse(trace="x")])
+def test_runs_say_what_their_log_was_taken_for(tmp_path, prompt):
+    asked = prompt.model_copy(update={"trace": str(written(tmp_path, BURST))})
+    found = decode_log(asked, None, 0) if asked.kind == "decode" else context_requests(asked, 0)
+    assert any("1 of 3 rows" in one for one in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('[{"id": "a", "conversations": []}]', "ShareGPT's conversations"),
+        ('[\n{"id": "a"}]', "ShareGPT's conversations"),
+        ('{"timestamp": 0, "input_length": 6755, "hash_ids": [0]}', "Mooncake's trace"),
+        ('{"conversation": 1}', "JSON lines"),
+    ],
+)
+def test_logs_of_conversations_are_refused_by_name(tmp_path, text, what):
+    said = f"requests.csv:1: {what}, which --set workload.kind=session reads; single requests are read from CSV"
+    with pytest.raises(InputError, match=said):
+        read_requests(written(tmp_path, text), most=1, question=0)
 
 
 def test_no_more_are_read_than_asked_for(tmp_path):

@@ -15,6 +15,8 @@ FACT, QUESTION = "The secret code of {} is {}.\n", "The secret code of {} is "
 # Random letters of a line that are to be copied, and letters before them that are shown: small models take a line with
 # fewer for another.
 CODE, CUE = 12, 24
+# Texts of a study begin this many tokens apart besides the context, however many of them are said.
+_SAID = 128
 _LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
@@ -34,9 +36,9 @@ class Task:
         return [bool(same[begin:end].all()) for begin, end in self.answers if begin > 0 and end <= len(said)]
 
 
-def text(prompts: Prompts, number: int, context: int, said: int) -> Task:
-    """Returns a text and its own continuation."""
-    ids, rest = prompts.tokens(number, context, said)
+def text(prompts: Prompts, number: int, context: int, said: int, apart: int | None = None) -> Task:
+    """Returns a text and its own continuation. `apart`: tokens from one text's beginning to the next one's."""
+    ids, rest = prompts.tokens(number, context, said, apart)
     return Task(list(ids), list(rest))
 
 
@@ -63,8 +65,9 @@ def copy(prompts: Prompts, number: int, context: int) -> Task:
 ASKING: dict[str, Callable[[Prompts, int, int], Task]] = {"needle": needle, "copy": copy}
 
 
-def texts(prompts: Prompts, context: int, how_many: int, said: int = 128) -> Iterator[Task]:
-    return (text(prompts, n, context, said) for n in range(how_many))
+def texts(prompts: Prompts, context: int, how_many: int, said: int = _SAID) -> Iterator[Task]:
+    """Returns the same contexts however many tokens are said, up to 128."""
+    return (text(prompts, n, context, said, context + max(said, _SAID)) for n in range(how_many))
 
 
 def needles(prompts: Prompts, context: int, how_many: int) -> Iterator[Task]:
