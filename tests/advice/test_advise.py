@@ -58,7 +58,7 @@ def test_a_budget_that_holds_no_composition_is_answered_with_the_least_that_woul
 
 
 def test_a_device_without_storage_is_not_asked_for_kv_on_storage() -> None:
-    with pytest.raises(InputError, match="device.storage: is missing.*--set device.storage=nvme"):
+    with pytest.raises(InputError, match="device.storage: is missing.*--storage nvme "):
         kvferry.advise("rtx-4060", "qwen3-8b", refine=False, settings=["workload.turns=4", "policies.keep=flash"])
 
 

@@ -165,6 +165,30 @@ def test_six_questions_each_with_a_default_and_again_where_an_answer_will_not_do
     assert "unknown device 'rtx-9999'" in capsys.readouterr().err
 
 
+def test_a_link_is_asked_for_again_where_it_will_not_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = iter(["fasst", "100 Mbit", "0 bit/s", "100 Mbit/s"])
+
+    def prompt(what: str, default: str, err: bool) -> str:
+        return next(said) if what.startswith("link") else default
+
+    monkeypatch.setattr(interviews.typer, "prompt", prompt)
+    assert interviews.interview()["link"] == "100 Mbit/s"
+    told = capsys.readouterr().err
+    assert "no trace is called 'fasst'" in told and "did you mean '100 Mbit/s'?" in told and "out of range" in told
+
+
+def test_ctrl_c_at_a_question_ends_the_command_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prompt(what: str, default: str, err: bool) -> str:
+        raise interviews.typer.Abort
+
+    monkeypatch.setattr(interviews.typer, "prompt", prompt)
+    with pytest.raises(interviews.typer.Exit) as left:
+        interviews.interview()
+    assert left.value.exit_code == 130
+
+
 def test_nothing_is_asked_where_input_is_no_terminal(call: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = call("advise", "--model", "qwen3-8b")
     assert (code, out) == (2, "") and "--device: is missing" in err
