@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from itertools import islice
 from threading import Thread
 from time import perf_counter, sleep
@@ -82,8 +83,9 @@ class Cores:
         began_s = perf_counter()
         executor = self._processes()
         try:
-            row: Row = executor.submit(work, point).result()
-            return row
+            with _deaf_children():
+                alone: Future[Row] = executor.submit(work, point)
+            return alone.result()
         except TerminatedWorkerError:
             return work.failed(point, DIED, perf_counter() - began_s)
         except BaseException:
@@ -99,12 +101,31 @@ class Cores:
         )
 
 
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Starts processes that Ctrl-C does not reach, from their first moment on: a worker that still imports would show
+    a stack trace. Here it comes a moment later."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    # It lets SIGINT through again once it has started its own process.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _submitted(executor: Any, work: Work, point: Point, under_way: dict[Future[Row], Point]) -> Future[Row]:
     """The future of a point. Where a process has died, the point counts as under way."""
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     try:
-        future: Future[Row] = executor.submit(work, point)
+        with _deaf_children():
+            future: Future[Row] = executor.submit(work, point)
     except TerminatedWorkerError:
         under_way[Future()] = point
         raise
