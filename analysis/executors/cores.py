@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from itertools import islice
@@ -21,17 +21,20 @@ _AHEAD = 1
 # Libraries would start threads on all cores in each worker.
 _THREADS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR")
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in _THREADS}
+_LOOK_S = 1.0
 # An idle worker ends by itself.
 _IDLE_S = 300
 
 
 class Cores:
-    """The executor of joblib's loky: a process per core, or as many as `workers` says. They stay for the next call."""
+    """The executor of joblib's loky: a process per core, or as many as `workers` says. They stay for the next call.
+    `look` is called every second while points run: what it raises ends them."""
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, look: Callable[[], None] = lambda: None) -> None:
         from joblib import cpu_count
 
         self.workers = workers or cpu_count()
+        self._look = look
 
     def __enter__(self) -> Cores:
         return self
@@ -69,7 +72,8 @@ class Cores:
                 if not under_way:
                     ended = True
                     return
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                self._look()
+                for future in wait(under_way, _LOOK_S, return_when=FIRST_COMPLETED).done:
                     row = future.result()
                     del under_way[future]
                     yield row

@@ -19,6 +19,7 @@ from kvferry.advice.pictures import NOT_RUN, cells_of
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.study import Map, contexts_of, every_other, winner
 from kvferry.advice.trial import Trials
+from kvferry.cli import advise as commands
 from kvferry.cli import interview as interviews
 from kvferry.specs.errors import Terminated
 from kvferry.system import signals
@@ -199,6 +200,17 @@ def test_a_key_of_a_scenario_is_not_called_an_option(call: Callable[..., tuple[i
     code, out, err = call("advise", *asked)
     assert (code, out) == (2, "") and "kvferry: device.storage: is missing" in err
     assert "kvferry: --storage: unknown storage 'foo'" in call("advise", *asked, "--storage", "foo")[2]
+
+
+def test_a_limit_is_a_time_and_the_command_for_longer_can_be_pasted(call: Callable[..., tuple[int, str, str]]) -> None:
+    of = ("advise", "--device", "rtx-4060", "--model", "qwen3-8b")
+    assert "kvferry: --limit: '0 s' is not above 0" in call(*of, "--limit", "0 s")[2]
+    assert "kvferry: --limit: '3 GB' is a size, not a time" in call(*of, "--limit", "3 GB")[2]
+    asked = {"device": "rtx-4060", "tokens_per_s": 8.0}
+    line = "kvferry advise --device rtx-4060 --tokens-per-s 8.0 --set 'workload.think=1 s' --any-quality"
+    flags, settings = ["--any-quality"], ["workload.think=1 s"]
+    assert commands._longer(asked, flags, settings, None) == line
+    assert commands._longer(asked, flags, settings, {"limit_s": 200.0}) == f"{line} --limit 600s"
 
 
 def test_the_command_prints_one_object(call: Callable[..., tuple[int, str, str]]) -> None:

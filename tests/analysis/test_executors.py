@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import pytest
 from dask_cluster import DEADLY_SEED, dask_cluster, deadly_run
@@ -214,6 +215,19 @@ def test_a_sweep_whose_last_worker_is_gone_ends_and_keeps_what_is_done(
     run_points(seeded(*range(40)), tmp_path / "data", 1)
     run_points(seeded(*range(40)), tmp_path / "whole", 1)
     assert table(tmp_path / "data") == table(tmp_path / "whole")
+
+
+def test_what_looks_at_the_clock_ends_points_that_are_under_way() -> None:
+    looked: list[int] = []
+
+    def look() -> None:
+        looked.append(1)
+        if len(looked) > 1:
+            raise TimeoutError
+
+    rows = Cores(2, look)._until_done(iter([1e6]), {}, sleep)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError):
+        next(rows)
 
 
 def test_ctrl_c_does_not_reach_workers_that_still_start() -> None:
