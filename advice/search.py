@@ -89,6 +89,7 @@ class Search:
             inside = begin if begin.away is None else space.start[0]
             if inside.loss == "none":
                 self._inside(self.whole, inside, lambda: self.in_time)
+            begin = self._one_that_runs() or begin
             self._descend(begin, space.neighbours, "none", began_s + _EXACT_SHARE * (self._until_s - began_s))
         for one in space.helpers:
             if not self.is_late:
@@ -140,6 +141,17 @@ class Search:
         unhelped = (one for one in self.few.all if one.composition.helped is None)
         allowed = [one for one in unhelped if one.composition.gives_up_no_more_than(loss)]
         return min(allowed, key=lambda one: _within(self.few, one)).composition if allowed else None
+
+    def _one_that_runs(self) -> Composition | None:
+        """Where the time was over before anything that gives up nothing ran over few turns, the first that runs over
+        all; else None."""
+        if any(one.is_done and one.composition.loss == "none" for one in self.few.all):
+            return None
+        for one in self.question.space.start:
+            found = self._each(self.whole, [one] * (one.loss == "none"), "none", lambda: self.in_time)
+            if found and found[-1].is_done:
+                return found[-1].composition
+        return None
 
     def _best_of(self, loss: Loss) -> Composition | None:
         """The best that gives up just this and is no help; None: there is none."""

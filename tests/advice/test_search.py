@@ -286,3 +286,16 @@ def test_a_search_notes_that_the_time_was_over(monkeypatch: pytest.MonkeyPatch) 
         search.refine()
     assert not whole.cut_short
     assert late.cut_short
+
+
+def test_where_nothing_ran_yet_that_gives_up_nothing_the_search_begins_with_what_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all that keeps KV in memory nothing would, and there are dozens."""
+    monkeypatch.setattr("kvferry.advice.trial.tried", without_memory_for_16_bits)
+    search = Search(question_of(device="rtx-4090", storage="nvme", model="llama-3.1-8b"), lambda: None)
+    search.few.of(Composition())
+    search.refine()
+    tried = [one.composition for one in search.whole.all]
+    exact = [n for n, one in enumerate(tried) if one.away is not None and one.loss == "none"]
+    assert exact[0] <= 4
