@@ -71,7 +71,7 @@ def advise(
     from kvferry.cli.progress import say, steps
     from kvferry.specs.errors import InputError
 
-    limits = {} if limit is None else {"limit_s": _seconds(limit)}
+    limits: dict[str, Any] = {} if limit is None else {"limit_s": _seconds(limit)}
     given = dict(
         zip(
             _ARGUMENTS,
