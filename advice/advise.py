@@ -29,11 +29,14 @@ from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import unwatched
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.run import run_scenario
-from kvferry.specs.errors import Terminated
+from kvferry.specs.errors import InputError, Terminated
 from kvferry.system import signals
 
 # All of it takes no longer; of this, the search, and with it what is said of its results.
 LIMIT_S, _SEARCH_SHARE, _EXPLAINED_SHARE = 110.0, 0.4, 0.6
+# Processor time of drawing five pictures and of writing the page, with matplotlib's import; assumed. At most this share
+# of all time is kept for it.
+_WRITTEN_S, _MOST_RESERVED = 5.0, 0.3
 
 Say = Callable[[str], None]
 
@@ -125,7 +128,7 @@ def answer(
     if work.interrupted and not ranked:
         raise KeyboardInterrupt if work.ended_by == signal.SIGINT else Terminated(128 + work.ended_by)
     if not ranked and (not refine or not any(one.is_done for one in search.few.all)):
-        raise why_none(question, search.few.all)
+        raise _none(search, search.few)
     spent["first"] = process_time() - cpu_s
 
     def refined() -> None:
@@ -139,7 +142,7 @@ def answer(
         work.carry_out(refined, "while it was refined")
     ranked = search.trials.ranked()
     if not ranked:
-        raise why_none(question, search.trials.all)
+        raise _none(search, search.trials)
     counted: list[Trial] = []
     if not work.interrupted:
         work.carry_out(lambda: counted.extend(_with_energy(search.trials, ranked)), "while its energy was counted")
@@ -156,6 +159,7 @@ def answer(
         statements=statements.all,
         tried=search.tried,
         coarse=search.is_coarse,
+        cut_short=search.cut_short,
         interrupted=work.interrupted,
         ended_by=work.ended_by,
         processor_s=spent,
@@ -165,7 +169,8 @@ def answer(
     if folder is not None:
         work.finish(lambda: write_scenario(found.best, folder))
         if refine and not work.interrupted:
-            goes_on = lambda: monotonic() < began_s + limit  # noqa: E731
+            kept_s = reserve_s(monotonic() - began_s, process_time() - cpu_s, limit)
+            goes_on = lambda: monotonic() < began_s + limit - kept_s  # noqa: E731
             every = [*search.whole.all, *search.few.all]
             late: list[str] = []
             work.carry_out(
@@ -215,6 +220,24 @@ class _Work:
         return False
 
 
+def reserve_s(wall_s: float, processor_s: float, limit_s: float) -> float:
+    """How much of the time is kept for drawing and writing, at the pace of the work so far: on a busy machine it takes
+    many times its processor time."""
+    if limit_s == inf:
+        return 0.0
+    return min(_MOST_RESERVED * limit_s, _WRITTEN_S * max(1.0, wall_s / max(processor_s, 1e-3)))
+
+
+def _none(search: Search, trials: Trials) -> InputError:
+    """Why nothing tried answers the question, and whether more might have been tried."""
+    if not trials.all:
+        return InputError("limit: is over before one composition was run; as in 110")
+    error = why_none(search.question, trials.all, trials.settings)
+    if not search.cut_short:
+        return error
+    return InputError(f"{error}; {search.tried[0]} compositions were run, and then the time was over")
+
+
 def _with_energy(trials: Trials, ranked: Sequence[Trial]) -> list[Trial]:
     """The trials, those that are shown with their energy: the others need none, as it did not count."""
     question, found = trials.question, dict[Composition, Trial]()
@@ -230,6 +253,7 @@ class _Statements:
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
         self._question, self._ranked, self._trials = search.question, ranked, search.trials
         self._is_coarse = search.is_coarse
+        self._tried = {one.composition for one in (*search.few.all, *search.whole.all)}
         # Leave out compositions that ran over few turns and failed over all of them.
         failed = {one.composition for one in search.whole.all} - {one.composition for one in search.whole.ranked()}
         few = [] if search.few is search.whole else search.few.ranked()
@@ -241,7 +265,7 @@ class _Statements:
         """Makes the statements that need no run, and then what needs hardly one."""
         question, ranked = self._question, self._ranked
         self._say(chosen(question, ranked))
-        self._say(runners(question, ranked, self._few))
+        self._say(runners(question, ranked, self._few, self._tried))
         self._say(today(question, list(ranked)))
         fit = self.fit = fit_of(question, ranked[0])
         facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}

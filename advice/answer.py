@@ -39,7 +39,8 @@ class Statement:
 class Answer:
     """``best``: the trial that was chosen; ``ranked``: all that keep the limits, best first; ``statements``: what their
     results say; ``tried``: how many compositions were run, and how many over all turns; ``coarse``: over few turns
-    alone; ``interrupted``: by Ctrl-C, SIGTERM or the clock; ``ended_by``: the signal's number, 0 for none."""
+    alone; ``cut_short``: of all that it might have run, more would have been tried with more time; ``interrupted``: by
+    Ctrl-C or SIGTERM; ``ended_by``: the signal's number, 0 for none."""
 
     question: Question
     best: Trial
@@ -47,6 +48,7 @@ class Answer:
     statements: Sequence[Statement] = ()
     tried: tuple[int, int] = (0, 0)
     coarse: bool = False
+    cut_short: bool = False
     interrupted: str | None = None
     ended_by: int = 0
     processor_s: Mapping[str, float] = field(default_factory=dict)
@@ -61,7 +63,10 @@ class Answer:
         """How many compositions were run, in words."""
         tried, whole = self.tried
         over = "all" if whole == tried else f"{whole} of them" if whole else "none of them"
-        return f"{tried} compositions were run, {over} over all turns of the use"
+        if not self.cut_short:
+            return f"{tried} compositions were run, {over} over all turns of the use"
+        space = human.count(self.question.space.number)
+        return f"{tried} compositions of {space} were run, {over} over all turns of the use; then the time was over"
 
     def to_json(self) -> str:
         """What ``kvferry advise --json`` prints."""
@@ -73,6 +78,7 @@ class Answer:
             "runners_up": [
                 {
                     "composition": one.composition.name,
+                    "settings": one.composition.settings,
                     "figures": {k: one.figures[k] for k in FIGURES if k in one.figures},
                 }
                 for one in self.runners_up
@@ -83,6 +89,7 @@ class Answer:
             "tried": self.tried[0],
             "tried_over_all_turns": self.tried[1],
             "coarse": self.coarse,
+            "cut_short": self.cut_short,
             "interrupted": self.interrupted,
         }
         return json.dumps(found, indent=2, sort_keys=False) + "\n"

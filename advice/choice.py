@@ -1,8 +1,9 @@
 """(b) and (c): the best composition, and what the next ones cost more."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from kvferry.advice.answer import AS_GOOD, FIGURES, Statement, giving_up, more, runners_up, shown
+from kvferry.advice.composition import Composition
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 
@@ -36,9 +37,11 @@ def _changed(best: Trial, other: object) -> Iterator[str]:
             yield f"{part.replace('_', ' ')} {value}"
 
 
-def runners(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = ()) -> Statement:
+def runners(
+    question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = (), tried: Collection[Composition] = ()
+) -> Statement:
     """Returns the runners-up, with what each costs more than the best, or gives up. `few`: trials over few turns, which
-    say it of what gives up more where nothing tried over all turns does."""
+    say it of what gives up more where nothing tried over all turns does. `tried`: all compositions that were run."""
     best, metric = ranked[0], question.use.spec.best
     lines = [
         f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(_costs(one, best, metric))}"
@@ -51,7 +54,20 @@ def runners(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = 
     for one in giving_up([*alike, *few], metric) if alike else ():
         if one.composition.loss not in [known.composition.loss for known in gives]:
             lines.append(f"{_giving_up(one, alike[0], metric)}, over few turns")
-    return Statement("c", "runners-up", tuple(lines) or ("no other composition keeps the limits",))
+    return Statement("c", "runners-up", tuple(lines) or (_no_other(question, ranked, tried),))
+
+
+def _no_other(question: Question, ranked: Sequence[Trial], tried: Collection[Composition]) -> str:
+    """Says why there is no runner-up, by what was tried."""
+    others = len(set(tried) - {ranked[0].composition})
+    if len(ranked) > 1:
+        return "what else was tried is as good, or gives up more and is no better"
+    if not others:
+        return "no other composition was tried"
+    kept = "keeps the limits" if question.limits or question.memory else "runs here"
+    if set(question.space.everything()) <= set(tried):
+        return f"no other composition {kept}"
+    return f"none of the {others} others that were tried {kept}"
 
 
 def _costs(one: Trial, best: Trial, metric: str) -> Iterator[str]:

@@ -3,6 +3,7 @@ from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -192,6 +193,11 @@ class Space:
         for part, values in self.parts.items():
             found = [replace(one, **{part: value}) for one in found for value in values]
         return [*dict.fromkeys(map(self.plain, found)), *self.helpers]
+
+    @cached_property
+    def number(self) -> int:
+        """How many compositions there are."""
+        return len(self.everything())
 
 
 # The longest prompt that systems of clusters are tried for: a run of 8Ki tokens takes seconds, and of 32Ki a minute.

@@ -1,9 +1,10 @@
 """What fits: the longest context on the device; and where nothing fits, the least that a limit would have to allow,
 and which model would."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log10
+from typing import Any
 
 from kvferry.advice.composition import Composition
 from kvferry.advice.question import Limit, Question
@@ -95,13 +96,18 @@ def fit_of(question: Question, best: Trial) -> Fit:
 # --- nothing keeps all limits --------------------------------------------------------------------------------------
 
 
-def why_none(question: Question, trials: list[Trial]) -> InputError:
+def why_none(
+    question: Question,
+    trials: list[Trial],
+    settings: Callable[[Composition], Mapping[str, Any]] = lambda one: {},
+) -> InputError:
     """Returns why no composition answers a question: what keeps each limit from being kept with the others, which one
-    to drop, and what the least is that is possible then."""
+    to drop, and what the least is that is possible then. `settings`: those with which the trials were run."""
     done = [one for one in trials if one.is_done]
     if not done:
         return _does_not_fit(question, trials)
-    possible: list[tuple[float, str, str]] = []
+    possible = _with_more_memory(question, trials, settings)
+    memory = [f"--memory {_granted(question)}"] if possible else []
     for limit in question.limits:
         others = tuple(one for one in question.limits if one is not limit)
         left = [one for one in done if not one.broken(others) and limit.constraint.metric in one.figures]
@@ -109,8 +115,9 @@ def why_none(question: Question, trials: list[Trial]) -> InputError:
             best = min(left, key=lambda one: one.figures[limit.constraint.metric])
             excess = limit.constraint.excess(best.figures[limit.constraint.metric])
             possible.append((excess, f"drop --{limit.spelled}", _possible(limit, best)))
-    asked = " and ".join(f"--{one.spelled} {one.constraint.text.partition(' ')[2]}" for one in question.limits)
-    if len(question.limits) == 1 and possible:
+    limits = [f"--{one.spelled} {one.constraint.text.partition(' ')[2]}" for one in question.limits]
+    asked = " and ".join([*memory, *limits])
+    if len(question.limits) == 1 and possible and not memory:
         return InputError(f"no composition keeps {asked}: {possible[0][2]}")
     if possible:
         ways = "; or ".join(f"{drop}: {says}" for _, drop, says in sorted(possible))
@@ -120,6 +127,35 @@ def why_none(question: Question, trials: list[Trial]) -> InputError:
         f"--{one.spelled}: {_possible(one, best)}" for one, best in zip(question.limits, each, strict=True)
     )
     return InputError(f"no composition keeps any of {asked}: drop them all; {ways}")
+
+
+def _with_more_memory(
+    question: Question, trials: list[Trial], settings: Callable[[Composition], Mapping[str, Any]]
+) -> list[tuple[float, str, str]]:
+    """By how much the least memory that keeps all other limits is more than what is granted, and the words for it;
+    nothing where no limit is on memory, or more of it keeps them neither."""
+    if question.memory is None:
+        return []
+    freely = question.without(None)
+    short = [one.composition for one in trials if one.outcome == "out_of_memory"]
+    found = [tried(freely, one, settings(one)) for one in short]
+    kept = [one for one in found if one.is_done and not one.broken(question.limits)]
+    if not kept:
+        return []
+    least = min(kept, key=lambda one: one.figures["memory_peak_bytes"])
+    took_bytes = _to_be_granted(question, least)
+    excess = took_bytes / quantity(question.memory, "size") - 1
+    says = f"the least that is possible is {human.size(took_bytes)} ({least.composition.name})"
+    return [(excess, "drop --memory", says)]
+
+
+def _granted(question: Question) -> str:
+    return human.size(quantity(question.memory or "", "size"))
+
+
+def _to_be_granted(question: Question, one: Trial) -> float:
+    """The memory that a composition has to be granted, of which a share is kept free."""
+    return _digits(one.figures["memory_peak_bytes"] / (1 - question.device.memory.margin_share), ceil)
 
 
 def _possible(limit: Limit, best: Trial) -> str:
@@ -149,11 +185,8 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
         done = [one for one in found if one.is_done]
         if done:
             least = min(done, key=lambda one: one.figures["memory_peak_bytes"])
-            # Of what is granted, a share is kept free.
-            share = 1 - question.device.memory.margin_share
-            took = human.size(_digits(least.figures["memory_peak_bytes"] / share, ceil))
-            granted = human.size(quantity(question.memory, "size"))
-            said = f"memory: {granted} holds no composition; the least that is possible is {took}"
+            took = human.size(_to_be_granted(question, least))
+            said = f"memory: {_granted(question)} holds no composition; the least that is possible is {took}"
             return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
     would = [*_smaller_formats(question), *_smaller_models(question), *_weights_elsewhere(question)]
     rest = f"; what would fit: {'; '.join(would)}" if would else "; no format and no bundled model would fit"

@@ -1,10 +1,12 @@
 """A question: a device, a model, a link and a use, with limits on what an answer may take."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 from kvferry.advice.composition import Composition, Space, space_of
@@ -12,19 +14,24 @@ from kvferry.advice.use import Use, load_use
 from kvferry.analysis.search_spec import Constraint
 from kvferry.api.scenario import load
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_device, load_model
 from kvferry.specs import human
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, unknown_name
+from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
-from kvferry.specs.units import count, quantity
+from kvferry.specs.units import KINDS, count, quantity
+from kvferry.specs.weight_format import WEIGHT_FORMATS
 from kvferry.specs.workload import MOST_CONTEXT
+from kvferry.traces.resolve import bandwidth_trace
 from kvferry.traces.turn import Turns
 from kvferry.traces.turns import turns_of
 
 NO_LINK = "none"
 # Formats that people run, by engine the first that it reads.
 _USUAL_WEIGHTS = ("q4_k_m", "mlx-4bit", "awq", "mlc-4bit", "xnnpack-4bit")
+_NUMBER_AND_UNIT = re.compile(r"\s*[\d.]+\s*[A-Za-z][A-Za-z/ ]*")
 _PINNED = {f"policies.{part}": part for part in ("load", "decode", "keep", "evict")}
 
 
@@ -115,7 +122,7 @@ class Question:
         arguments = {"link.trace": "link", "link.rate": "link", "precision.weights": "weights"}
         if not isinstance(self.described["device"], str):
             arguments["device.storage"] = "storage"
-        lines = str(error).replace("(mapping): ", "").split("\n")
+        lines = str(error).replace("(mapping): ", "").replace("--set device.storage=", "--storage ").split("\n")
         named = (line.partition(":") for line in lines)
         return InputError("\n".join(f"{arguments.get(key, key)}{colon}{rest}" for key, colon, rest in named))
 
@@ -184,7 +191,8 @@ def question_of(
     """Returns the question that these arguments ask; physical ones are text with a unit, or SI numbers. Raises
     InputError, whose lines begin with the argument's name."""
     asked = _named("use", lambda: load_use(use))
-    spec, dimensions = _named("device", lambda: load_device(device)), _named("model", lambda: load_model(model))
+    _named("device", lambda: load_device(device))
+    dimensions = _named("model", lambda: load_model(model))
     linked = link is not None and link != NO_LINK
     workload = dict(asked.workload)
     if context is not None:
@@ -201,9 +209,8 @@ def question_of(
         "workload": workload,
         "seed": 1,
     }
-    chosen = weights or _usual_weights(spec, dimensions.weights)
-    if chosen is not None:
-        described["precision"] = {"weights": chosen}
+    if weights is not None:
+        described["precision"] = {"weights": weights}
     if helper is not None:
         if not linked:
             raise InputError("helper: is reached over a link; name one, as in link: 100 Mbit/s")
@@ -213,7 +220,7 @@ def question_of(
         _limit("tokens_per_s", "tpot_s", tokens_per_s, None),
         _limit("energy", "energy_j", energy, "energy"),
     ]
-    budget = None if memory is None else f"{_number('memory', memory, lambda text: quantity(text, 'size')):.0f} B"
+    budget = None if memory is None else f"{_budget_bytes(memory):.0f} B"
     question = Question(
         described=described,
         use=asked,
@@ -224,6 +231,12 @@ def question_of(
         helper=helper,
         any_quality=any_quality,
     )
+    if weights is not None:
+        _check_weights(question, weights)
+    elif not _has_own_weights(model, dimensions) and not any(one.startswith("precision.weight") for one in settings):
+        usual = _usual_weights(question.device)
+        precision = {} if usual is None else {"precision": {"weights": usual}}
+        question = replace(question, described={**described, **precision})
     longest = question.turns.longest
     if longest.prompt + longest.output > MOST_CONTEXT:
         tokens = f"{longest.prompt + longest.output:,} tokens in the longest turn"
@@ -248,23 +261,72 @@ def _number(argument: str, value: str | float, read: Any) -> float:
         raise InputError(f"{argument}: {error}") from None
 
 
+def _budget_bytes(memory: str | float) -> float:
+    n_bytes = _number("memory", memory, lambda text: quantity(text, "size"))
+    if not (n_bytes > 0 and KINDS["size"].holds(n_bytes)):
+        raise InputError(f"memory: {memory!r:.40} is not above 0, as in 4GiB")
+    return n_bytes
+
+
 def _link(link: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """A trace by name or file, or a rate."""
+    """A trace by name or file, or a rate. Raises InputError for what begins like a rate and is neither."""
     if not isinstance(link, str):
         return dict(link or {})
     try:
         quantity(link, "rate")
-    except ValueError:
+    except ValueError as error:
+        if _NUMBER_AND_UNIT.fullmatch(link) and not Path(link).exists():
+            raise InputError(f"link: {error}{_rate_meant(link)}") from None
         return {"trace": link}
     return {"rate": link}
 
 
-def _usual_weights(device: DeviceSpec, own: str | None) -> str | None:
-    """The format that the device's engine is mostly run with; None: the model's file says its own, or there is no
-    engine."""
-    if own is not None or device.engine is None:
-        return None
-    return next((name for name in _USUAL_WEIGHTS if name in device.engine.weights), None)
+def _rate_meant(link: str) -> str:
+    try:
+        quantity(link, "size")
+    except ValueError:
+        return ""
+    return f"; did you mean '{link}/s'?"
+
+
+def check_link(link: str) -> None:
+    """Raises InputError for what is no trace that is here, no rate and not `none`."""
+    if link == NO_LINK:
+        return
+    described = _link(link)
+    if "trace" in described:
+        _named("link", lambda: bandwidth_trace(link))
+    elif not KINDS["rate"].holds(quantity(link, "rate")):
+        raise InputError(f"link: {link!r:.40} is out of range: a rate is {KINDS['rate'].bounds}")
+
+
+def _has_own_weights(model: str, dimensions: ModelSpec) -> bool:
+    """Whether the model is a file that says in which format its weights are: people run a bundled one in many."""
+    said = {"weights", "weight_bits"} & dimensions.model_fields_set
+    return dimensions.weights is not None or (bool(said) and model not in names("model"))
+
+
+def _usual_weights(device: DeviceSpec) -> str | None:
+    """The format that the device's engine is mostly run with; None: there is no engine."""
+    return next((name for name in _USUAL_WEIGHTS if device.engine and name in device.engine.weights), None)
+
+
+def _check_weights(question: Question, weights: str) -> None:
+    """Raises InputError, with the engines that read such weights where the device's own does not."""
+    try:
+        _ = question.device
+    except InputError as error:
+        able = [name for name in names("engine") if _reads(question, name)] if weights in WEIGHT_FORMATS else []
+        would = f"; --set engine={' or '.join(able)} would" if able else ""
+        raise InputError(f"{error}{would}") from None
+
+
+def _reads(question: Question, engine: str) -> bool:
+    try:
+        _ = replace(question, settings=(*question.settings, f"engine={engine}")).device
+    except InputError:
+        return False
+    return True
 
 
 def _limit(argument: str, metric: str, value: str | float | None, kind: str | None) -> Limit | None:

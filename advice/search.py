@@ -16,6 +16,8 @@ from kvferry.advice.trial import Trial, Trials
 
 # Turns of the first search, and the processor time after which nothing more is begun in it.
 _FEW_TURNS, _FIRST_S = 3, 7.0
+# Share of all time after which it ends too, where others keep the processor busy: the rest is for all turns.
+_FIRST_SHARE = 0.5
 # Decode systems that were this many times as slow over few turns are not tried over all.
 _HOPELESS = 1.5
 _MOST_ROUNDS = 4
@@ -34,6 +36,8 @@ class Search:
         # A use of few turns is run once.
         self.few = self.whole if few is None else few
         self._until_s, self._refined = until_s, False
+        # Whether something was left untried for want of time.
+        self.cut_short = False
 
     @property
     def trials(self) -> Trials:
@@ -55,12 +59,20 @@ class Search:
     def in_time(self) -> bool:
         return monotonic() < self._until_s
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is over; what asks has something left to try, and it is noted."""
+        self.cut_short = self.cut_short or not self.in_time
+        return not self.in_time
+
     def first(self) -> None:
         """Searches over few turns. Ends early where runs take long."""
-        began_s, space = process_time(), self.question.space
-        goes_on = lambda: process_time() - began_s < _FIRST_S and self.in_time  # noqa: E731
+        began_s, until_s, space = process_time(), self._until_s, self.question.space
+        until_s = until_s if until_s == inf else monotonic() + _FIRST_SHARE * (until_s - monotonic())
+        goes_on = lambda: process_time() - began_s < _FIRST_S and monotonic() < until_s  # noqa: E731
         exact = [one for one in space.start if one.loss == "none"]
-        tried = self._each(self.few, [*exact, *space.helpers], "none", goes_on)
+        tried = [one for inside in exact[:1] for one in self._inside(self.few, inside, goes_on)]
+        tried += self._each(self.few, [*exact[1:], *space.helpers], "none", goes_on)
         if tried:
             best = min(tried, key=self.few.rank).composition
             self._each(self.few, [one for one in space.neighbours(best) if one.loss == "none"], "none", goes_on)
@@ -71,11 +83,16 @@ class Search:
         """Searches over all turns: the best that gives up nothing; then, with its other parts, what gives up more; and
         then what was better over few turns and gives up more."""
         space, began_s = self.question.space, monotonic()
+        self.cut_short = not self.few.all
         begin = self._first_of("none")
         if begin is not None:
+            inside = begin if begin.away is None else space.start[0]
+            if inside.loss == "none":
+                self._inside(self.whole, inside, lambda: self.in_time)
+            begin = self._one_that_runs() or begin
             self._descend(begin, space.neighbours, "none", began_s + _EXACT_SHARE * (self._until_s - began_s))
         for one in space.helpers:
-            if self.in_time:
+            if not self.is_late:
                 self.whole.of(one)
         near = self._best_of("none") or self._first_of("part")
         if near is not None:
@@ -99,8 +116,16 @@ class Search:
         for loss in ("coarser", "part"):
             better = [one for one in self.few.ranked() if one.composition.loss == loss and one.figures[metric] < own]
             for one in better:
-                if not self.in_time or not self.whole.rank(self.whole.of(one.composition))[0]:
+                if self.is_late or not self.whole.rank(self.whole.of(one.composition))[0]:
                     break
+
+    def _inside(self, trials: Trials, one: Composition, goes_on: Callable[[], bool]) -> list[Trial]:
+        """Tries KV in memory, and where that does not hold it at 16 bits, at fewer: of all compositions the one that is
+        most unlike the rest then, and the most promising. Returns those that give up nothing."""
+        tried = self._each(trials, [one], "none", goes_on)
+        if one.away is None and all(each.outcome == "out_of_memory" for each in tried):
+            self._each(trials, [one], "coarser", goes_on)
+        return tried
 
     def _parts_of(self, one: Composition, parts: Sequence[str]) -> list[Composition]:
         return [other for other in self.question.space.neighbours(one) if set(one.differs(other)) <= set(parts)]
@@ -117,6 +142,17 @@ class Search:
         allowed = [one for one in unhelped if one.composition.gives_up_no_more_than(loss)]
         return min(allowed, key=lambda one: _within(self.few, one)).composition if allowed else None
 
+    def _one_that_runs(self) -> Composition | None:
+        """Where the time was over before anything that gives up nothing ran over few turns, the first that runs over
+        all; else None."""
+        if any(one.is_done and one.composition.loss == "none" for one in self.few.all):
+            return None
+        for one in self.question.space.start:
+            found = self._each(self.whole, [one] * (one.loss == "none"), "none", lambda: self.in_time)
+            if found and found[-1].is_done:
+                return found[-1].composition
+        return None
+
     def _best_of(self, loss: Loss) -> Composition | None:
         """The best that gives up just this and is no help; None: there is none."""
         ranked = (one.composition for one in self.whole.ranked())
@@ -126,7 +162,7 @@ class Search:
         self, begin: Composition, near: Callable[[Composition], list[Composition]], loss: Loss, until_s: float = inf
     ) -> None:
         """Goes on to the best neighbour that gives up no more than this, until none is better or it is late."""
-        if not self.in_time:
+        if self.is_late:
             return
         best = self.whole.of(begin)
         for _ in range(_MOST_ROUNDS):
@@ -150,6 +186,7 @@ class Search:
             leaner = (other for other in self.question.space.leaner(one) if other.gives_up_no_more_than(loss))
             for other in (one, *leaner):
                 if not goes_on():
+                    self.cut_short = True
                     return found
                 found.append(trials.of(other))
                 if found[-1].outcome != "out_of_memory":

@@ -17,6 +17,7 @@ from kvferry.advice.fit import Fit
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 from kvferry.analysis.dataset import read_points
+from kvferry.analysis.executors.cores import Cores
 from kvferry.analysis.executors.executor import Executor
 from kvferry.api.sweep import study_of, sweep
 from kvferry.specs.units import with_unit
@@ -111,9 +112,14 @@ def run_file(
 
     def watched(done: int, of: int) -> None:
         progress(done, of)
+        look()
+
+    def look() -> None:
         if not goes_on():
             raise OutOfTime
 
+    # On a busy machine a point takes longer than there is time.
+    executor = Cores(look=look) if executor in (None, "cores") else executor
     folder = file.with_suffix("")
     with suppress(OutOfTime):
         sweep(study_of(file), output=folder, plots=False, intervals=False, progress=watched, executor=executor)

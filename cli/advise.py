@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +48,9 @@ def advise(
         bool, typer.Option("--any-quality", help="What attends to a part of the tokens counts like the rest.")
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="The first answer alone, within seconds.")] = False,
+    limit: Annotated[
+        str | None, typer.Option("--limit", metavar="TIME", help="After which nothing more is begun.  [110 s]")
+    ] = None,
     settings: SetOption = None,
     plugins: PluginOption = None,
     output: Annotated[
@@ -66,6 +71,7 @@ def advise(
     from kvferry.cli.progress import say, steps
     from kvferry.specs.errors import InputError
 
+    limits: dict[str, Any] = {} if limit is None else {"limit_s": _seconds(limit)}
     given = dict(
         zip(
             _ARGUMENTS,
@@ -81,13 +87,14 @@ def advise(
             raise InputError(f"--{needed}: is missing, as in --{needed} {example}")
     if output is None and not json:
         output = Path("runs") / f"advice-{Path(asked.get('use', 'chat')).stem}-{Path(asked['device']).stem}"
-    with as_options(*_ARGUMENTS), steps() as progress:
+    with as_options(*_ARGUMENTS, "limit"), steps() as progress:
         found = carry_out(
             **asked,
             any_quality=any_quality,
             settings=settings or [],
             output=output,
             refine=not quick,
+            **limits,
             progress=progress,
             say=say,
         )
@@ -95,11 +102,39 @@ def advise(
         sys.stdout.write(found.to_json())
     else:
         _show(found)
+    if found.cut_short and found.interrupted is None:
+        flags = ["--any-quality"] * any_quality + [word for one in plugins or [] for word in ("--plugin", one)]
+        say(f"for longer: {_longer(asked, flags, settings or [], None if quick else limits)}")
     if found.folder is not None:
         say(f"written to {found.folder}")
     if found.interrupted is not None:
         say(f"interrupted {found.interrupted}; this is the best so far")
         raise typer.Exit(128 + found.ended_by)
+
+
+def _seconds(limit: str) -> float:
+    from kvferry.specs.errors import InputError
+    from kvferry.specs.units import quantity
+
+    try:
+        found = quantity(limit, "time")
+    except ValueError as error:
+        raise InputError(f"--limit: {error}") from None
+    if found <= 0:
+        raise InputError(f"--limit: {limit!r:.40} is not above 0, as in 4min")
+    return found
+
+
+def _longer(
+    asked: Mapping[str, Any], flags: Sequence[str], settings: Sequence[str], limits: Mapping[str, float] | None
+) -> str:
+    """The same command with three times as much time; `limits`: None after the first answer alone."""
+    from kvferry.advice.advise import LIMIT_S
+
+    given = [word for key, value in asked.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    own = [word for one in settings for word in ("--set", one)]
+    more = [] if limits is None else ["--limit", f"{3 * limits.get('limit_s', LIMIT_S):g}s"]
+    return shlex.join(["kvferry", "advise", *given, *own, *flags, *more])
 
 
 def _show(found: Answer) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from itertools import islice
 from threading import Thread
 from time import perf_counter, sleep
@@ -20,17 +21,20 @@ _AHEAD = 1
 # Libraries would start threads on all cores in each worker.
 _THREADS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR")
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in _THREADS}
+_LOOK_S = 1.0
 # An idle worker ends by itself.
 _IDLE_S = 300
 
 
 class Cores:
-    """The executor of joblib's loky: a process per core, or as many as `workers` says. They stay for the next call."""
+    """The executor of joblib's loky: a process per core, or as many as `workers` says. They stay for the next call.
+    `look` is called every second while points run: what it raises ends them."""
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, look: Callable[[], None] = lambda: None) -> None:
         from joblib import cpu_count
 
         self.workers = workers or cpu_count()
+        self._look = look
 
     def __enter__(self) -> Cores:
         return self
@@ -68,7 +72,8 @@ class Cores:
                 if not under_way:
                     ended = True
                     return
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                self._look()
+                for future in wait(under_way, _LOOK_S, return_when=FIRST_COMPLETED).done:
                     row = future.result()
                     del under_way[future]
                     yield row
@@ -82,8 +87,9 @@ class Cores:
         began_s = perf_counter()
         executor = self._processes()
         try:
-            row: Row = executor.submit(work, point).result()
-            return row
+            with _deaf_children():
+                alone: Future[Row] = executor.submit(work, point)
+            return alone.result()
         except TerminatedWorkerError:
             return work.failed(point, DIED, perf_counter() - began_s)
         except BaseException:
@@ -99,12 +105,31 @@ class Cores:
         )
 
 
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Starts processes that Ctrl-C does not reach, from their first moment on: a worker that still imports would show
+    a stack trace. Here it comes a moment later."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    # It lets SIGINT through again once it has started its own process.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _submitted(executor: Any, work: Work, point: Point, under_way: dict[Future[Row], Point]) -> Future[Row]:
     """The future of a point. Where a process has died, the point counts as under way."""
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     try:
-        future: Future[Row] = executor.submit(work, point)
+        with _deaf_children():
+            future: Future[Row] = executor.submit(work, point)
     except TerminatedWorkerError:
         under_way[Future()] = point
         raise

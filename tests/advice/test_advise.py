@@ -45,6 +45,11 @@ def test_limits_that_contradict_each_other_are_named_with_the_least_that_is_poss
     assert "possible is" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_time_that_suffices_for_nothing_is_said() -> None:
+    with pytest.raises(InputError, match=r"^limit: is over before one composition was run"):
+        kvferry.advise(**SMALL, limit_s=1e-9)
+
+
 def test_a_model_that_fits_nowhere_is_answered_with_what_would_fit() -> None:
     with pytest.raises(InputError, match="fits nowhere on rtx-4060.*what would fit: .*qwen3-8b"):
         kvferry.advise("rtx-4060", "qwen3-32b", refine=False)
@@ -58,7 +63,7 @@ def test_a_budget_that_holds_no_composition_is_answered_with_the_least_that_woul
 
 
 def test_a_device_without_storage_is_not_asked_for_kv_on_storage() -> None:
-    with pytest.raises(InputError, match="device.storage: is missing.*--set device.storage=nvme"):
+    with pytest.raises(InputError, match="device.storage: is missing.*--storage nvme "):
         kvferry.advise("rtx-4060", "qwen3-8b", refine=False, settings=["workload.turns=4", "policies.keep=flash"])
 
 

@@ -19,6 +19,7 @@ from kvferry.advice.pictures import NOT_RUN, cells_of
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.study import Map, contexts_of, every_other, winner
 from kvferry.advice.trial import Trials
+from kvferry.cli import advise as commands
 from kvferry.cli import interview as interviews
 from kvferry.specs.errors import Terminated
 from kvferry.system import signals
@@ -165,6 +166,30 @@ def test_six_questions_each_with_a_default_and_again_where_an_answer_will_not_do
     assert "unknown device 'rtx-9999'" in capsys.readouterr().err
 
 
+def test_a_link_is_asked_for_again_where_it_will_not_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = iter(["fasst", "100 Mbit", "0 bit/s", "100 Mbit/s"])
+
+    def prompt(what: str, default: str, err: bool) -> str:
+        return next(said) if what.startswith("link") else default
+
+    monkeypatch.setattr(interviews.typer, "prompt", prompt)
+    assert interviews.interview()["link"] == "100 Mbit/s"
+    told = capsys.readouterr().err
+    assert "no trace is called 'fasst'" in told and "did you mean '100 Mbit/s'?" in told and "out of range" in told
+
+
+def test_ctrl_c_at_a_question_ends_the_command_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prompt(what: str, default: str, err: bool) -> str:
+        raise interviews.typer.Abort
+
+    monkeypatch.setattr(interviews.typer, "prompt", prompt)
+    with pytest.raises(interviews.typer.Exit) as left:
+        interviews.interview()
+    assert left.value.exit_code == 130
+
+
 def test_nothing_is_asked_where_input_is_no_terminal(call: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = call("advise", "--model", "qwen3-8b")
     assert (code, out) == (2, "") and "--device: is missing" in err
@@ -175,6 +200,17 @@ def test_a_key_of_a_scenario_is_not_called_an_option(call: Callable[..., tuple[i
     code, out, err = call("advise", *asked)
     assert (code, out) == (2, "") and "kvferry: device.storage: is missing" in err
     assert "kvferry: --storage: unknown storage 'foo'" in call("advise", *asked, "--storage", "foo")[2]
+
+
+def test_a_limit_is_a_time_and_the_command_for_longer_can_be_pasted(call: Callable[..., tuple[int, str, str]]) -> None:
+    of = ("advise", "--device", "rtx-4060", "--model", "qwen3-8b")
+    assert "kvferry: --limit: '0 s' is not above 0" in call(*of, "--limit", "0 s")[2]
+    assert "kvferry: --limit: '3 GB' is a size, not a time" in call(*of, "--limit", "3 GB")[2]
+    asked = {"device": "rtx-4060", "tokens_per_s": 8.0}
+    line = "kvferry advise --device rtx-4060 --tokens-per-s 8.0 --set 'workload.think=1 s' --any-quality"
+    flags, settings = ["--any-quality"], ["workload.think=1 s"]
+    assert commands._longer(asked, flags, settings, None) == line
+    assert commands._longer(asked, flags, settings, {"limit_s": 200.0}) == f"{line} --limit 600s"
 
 
 def test_the_command_prints_one_object(call: Callable[..., tuple[int, str, str]]) -> None:

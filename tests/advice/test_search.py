@@ -252,3 +252,50 @@ def test_what_is_hopeless_is_so_beside_the_best_that_lasts(monkeypatch: pytest.M
         search.few.of(one)
     assert not search._is_worth_it(inside, dropped)
     assert search._is_worth_it(away, dropped)
+
+
+def without_memory_for_16_bits(
+    question: Question, one: Composition, settings: object, outcome: str = "out_of_memory"
+) -> Trial:
+    """A run in which KV of 16 bits does not fit in memory."""
+    inside = one.away is None
+    if inside and one.kv_bits == 16.0:
+        return Trial(composition=one, scenario=None, outcome=outcome)
+    return Trial(composition=one, scenario=None, outcome="done", figures={"answer_s": 1.0 if inside else 9.0})
+
+
+def test_coarser_kv_in_memory_comes_before_kv_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found however soon the time is over."""
+    monkeypatch.setattr("kvferry.advice.trial.tried", without_memory_for_16_bits)
+    search = Search(question_of(device="rtx-4090", storage="nvme", model="llama-3.1-8b"), lambda: None)
+    for part, trials in ((search.first, search.few), (search.refine, search.whole)):
+        part()
+        tried = [one.composition for one in trials.all]
+        coarse = next(n for n, one in enumerate(tried) if one.away is None and one.kv_bits < 16.0)
+        assert coarse < next(n for n, one in enumerate(tried) if one.away is not None)
+
+
+def test_a_search_notes_that_the_time_was_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvferry.advice.trial.tried", without_memory_for_16_bits)
+    question = question_of(device="rtx-4090", storage="nvme", model="llama-3.1-8b")
+    late, whole = Search(question, lambda: None, until_s=0.0), Search(question, lambda: None)
+    late.first()
+    assert late.cut_short and not late.few.all
+    for search in (late, whole):
+        search.first()
+        search.refine()
+    assert not whole.cut_short
+    assert late.cut_short
+
+
+def test_where_nothing_ran_yet_that_gives_up_nothing_the_search_begins_with_what_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of all that keeps KV in memory nothing would, and there are dozens."""
+    monkeypatch.setattr("kvferry.advice.trial.tried", without_memory_for_16_bits)
+    search = Search(question_of(device="rtx-4090", storage="nvme", model="llama-3.1-8b"), lambda: None)
+    search.few.of(Composition())
+    search.refine()
+    tried = [one.composition for one in search.whole.all]
+    exact = [n for n, one in enumerate(tried) if one.away is not None and one.loss == "none"]
+    assert exact[0] <= 4

@@ -1,13 +1,16 @@
 """What an answer says, from trials made up by hand: figures decide each statement, and other figures say otherwise."""
 
+import json
 import shlex
 import subprocess
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
 
-from kvferry.advice.answer import runners_up
+from kvferry.advice.advise import reserve_s
+from kvferry.advice.answer import Answer, runners_up
 from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
 from kvferry.advice.evidence import of_source
@@ -101,8 +104,42 @@ def test_what_is_faster_but_gives_up_more_is_named_over_few_turns_if_need_be(que
     slower = trial(150.0, decode="flexgen", away="storage")
     assert runners(question, [best, slower, coarse]).lines[1:] == (line,)
     assert runners(question, [best], [coarse, best]).lines == (f"{line}, over few turns",)
-    assert runners(question, [best, trial(101.0, kv_bits=8.5)]).lines == ("no other composition keeps the limits",)
+    assert runners(question, [best, trial(101.0, kv_bits=8.5)]).lines[0].startswith("what else was tried is as good")
     assert not any("giving up" in said for said in runners(question, [best], [coarse]).lines)
+
+
+def test_no_other_keeps_the_limits_only_where_there_are_some_and_all_were_tried() -> None:
+    of = {"device": "rtx-4060", "model": "qwen3-8b"}
+    plain, limited, short = question_of(**of), question_of(**of, ttft="2 s"), question_of(**of, memory="6 GB")
+    best, few, every = trial(5.0), [Composition(), Composition(keep="drop")], plain.space.everything()
+    said = lambda question, tried: runners(question, [best], (), tried).lines  # noqa: E731
+    assert said(limited, every) == said(short, every) == ("no other composition keeps the limits",)
+    assert said(limited, few) == ("none of the 1 others that were tried keeps the limits",)
+    assert said(plain, few) == ("none of the 1 others that were tried runs here",)
+    assert said(limited, few[:1]) == ("no other composition was tried",)
+
+
+def test_an_answer_that_was_cut_short_says_of_how_many_it_tried_how_many(question: Question) -> None:
+    best = trial(5.0)
+    found = Answer(question=question, best=best, ranked=[best], tried=(12, 12))
+    assert found.how_many == "12 compositions were run, all over all turns of the use"
+    space = len(question.space.everything())
+    said = replace(found, cut_short=True)
+    assert said.how_many.startswith(f"12 compositions of {space:,} were run, all over all turns")
+    assert said.how_many.endswith("; then the time was over") and json.loads(said.to_json())["cut_short"]
+
+
+def test_runners_up_have_their_settings_in_json(question: Question) -> None:
+    ranked = [trial(5.0), trial(9.0, keep="drop")]
+    (runner,) = json.loads(Answer(question=question, best=ranked[0], ranked=ranked).to_json())["runners_up"]
+    assert runner["settings"]["policies.keep"] == "drop"
+
+
+def test_time_is_kept_for_writing_at_the_pace_of_the_work_so_far() -> None:
+    """A machine on which a second of work takes four keeps four times as much, and never more than a part of all."""
+    calm, busy = reserve_s(20.0, 20.0, 110.0), reserve_s(40.0, 10.0, 110.0)
+    assert busy == 4 * calm and reserve_s(1e6, 1.0, 110.0) < 0.5 * 110.0
+    assert reserve_s(40.0, 10.0, inf) == 0.0
 
 
 def test_a_context_of_the_users_own_stands_behind_the_uses_words() -> None:
@@ -131,6 +168,25 @@ def test_the_limit_that_is_missed_by_least_gives_way_first() -> None:
     assert first.startswith("no composition keeps --ttft 1 s and --tokens-per-s 45 together; drop --ttft: ")
     assert first.endswith(": the least that is possible is 2.00 s (vllm + keep memory)")
     assert second == "drop --tokens-per-s: the most that is possible is 10 (vllm + keep drop)"
+
+
+def test_memory_is_a_limit_that_can_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more memory KV lies in it: 6 GB are taken, of which a part of what is granted is kept free; without, there
+    are 7 tokens/s."""
+    asked = {"device": "rtx-4060", "model": "llama-3.2-3b", "memory": "4 GB", "tokens_per_s": 9}
+    question, inside = question_of(**asked), trial(5.0)
+    away = trial(9.0, decode="flexgen", away="host")
+    away = replace(away, figures={**away.figures, "tpot_s": 1 / 7})
+    monkeypatch.setattr("kvferry.advice.fit.tried", lambda question, one, settings: replace(inside, composition=one))
+    full = replace(inside, outcome="out_of_memory", figures={})
+    first, second = str(why_none(question, [full, away])).split("; or ")
+    assert first.startswith(
+        "no composition keeps --memory 4.00 GB and --tokens-per-s 9 together; drop --tokens-per-s: "
+    )
+    assert first.endswith("the most that is possible is 7 (flexgen on host + keep memory)")
+    assert second == "drop --memory: the least that is possible is 6.13 GB (vllm + keep memory)"
+    fast = question_of(**{**asked, "tokens_per_s": 60})
+    assert "--memory" not in str(why_none(fast, [full, away])), "more memory would not do"
 
 
 def test_the_least_that_is_possible_can_be_asked_for() -> None:

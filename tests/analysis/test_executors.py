@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 
 import pytest
 from dask_cluster import DEADLY_SEED, dask_cluster, deadly_run
@@ -212,3 +215,39 @@ def test_a_sweep_whose_last_worker_is_gone_ends_and_keeps_what_is_done(
     run_points(seeded(*range(40)), tmp_path / "data", 1)
     run_points(seeded(*range(40)), tmp_path / "whole", 1)
     assert table(tmp_path / "data") == table(tmp_path / "whole")
+
+
+def test_what_looks_at_the_clock_ends_points_that_are_under_way() -> None:
+    looked: list[int] = []
+
+    def look() -> None:
+        looked.append(1)
+        if len(looked) > 1:
+            raise TimeoutError
+
+    rows = Cores(2, look)._until_done(iter([1e6]), {}, sleep)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError):
+        next(rows)
+
+
+def test_ctrl_c_does_not_reach_workers_that_still_start() -> None:
+    """A terminal sends it to all processes: what still imports would show a stack trace."""
+    program = """
+import os
+from kvferry.analysis.executors.cores import Cores, _submitted
+executor = Cores(2)._processes()
+_submitted(executor, len, "two", {}).result
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        status = dict(line.split(":\t", 1) for line in open(f"/proc/{pid}/status").read().splitlines())
+        command = open(f"/proc/{pid}/cmdline").read()
+    except OSError:
+        continue
+    if status["PPid"].strip() == str(os.getpid()) and "popen_loky" in command:
+        print((int(status["SigBlk"], 16) | int(status["SigIgn"], 16)) >> 1 & 1)
+executor.shutdown(kill_workers=True)
+"""
+    if not os.path.exists("/proc/self/status"):
+        pytest.skip("the system does not show which signals a process blocks")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["1", "1"], done.stderr

@@ -1,0 +1,87 @@
+"""What a question makes of its arguments: the weights' format, links, memory, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+
+from kvferry.advice.question import question_of
+from kvferry.specs.errors import InputError
+
+
+def weights_of(model: str, *settings: str, **of: object) -> tuple[float, str | None]:
+    """Bits of a layer's weight in the scenarios of a question, and the format by its name."""
+    question = question_of(device="rtx-4060", model=model, settings=settings, **of)  # type: ignore[arg-type]
+    model_spec = question._plain.model
+    return model_spec.layer_bits, model_spec.weights
+
+
+def gguf(file: Path, stored: GGMLQuantizationType) -> str:
+    """A file of one layer whose projections are all square."""
+    import numpy as np
+
+    writer = GGUFWriter(file, "llama")
+    writer.add_block_count(1)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(4)
+    writer.add_key_length(16)
+    writer.add_feed_forward_length(64)
+    writer.add_token_list([f"t{i}" for i in range(50)])
+    parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    for name, rows in (("token_embd", 50), *((f"blk.0.{part}", 64) for part in parts)):
+        writer.add_tensor(f"{name}.weight", quantize(np.ones((rows, 64), np.float32), stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(file)
+
+
+def test_a_file_keeps_the_format_of_its_own_weights(tmp_path: Path) -> None:
+    half = gguf(tmp_path / "half.gguf", GGMLQuantizationType.F16)
+    small = gguf(tmp_path / "small.gguf", GGMLQuantizationType.Q4_0)
+    assert weights_of(half) == (16.0, None)
+    assert weights_of(small) == (4.5, None)
+    assert weights_of(half, weights="q8_0") == (8.5, "q8_0")
+    assert weights_of("llama-3.2-1b")[1] == "q4_k_m"
+
+
+def test_a_file_of_dimensions_has_the_usual_format_unless_it_says_bits(tmp_path: Path) -> None:
+    import yaml
+
+    from kvferry.scenarios.loader import load_model
+
+    spec = load_model("llama-3.2-1b").model_dump(mode="json", exclude_none=True)
+    plain = {key: value for key, value in spec.items() if not key.endswith("_bits")}
+    for name, more, found in (("plain", {}, "q4_k_m"), ("bits", {"weight_bits": 8.0}, None)):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(plain | more))
+        assert weights_of(str(file))[1] == found
+
+
+def test_the_usual_format_follows_the_engine_and_the_users_precision() -> None:
+    assert weights_of("llama-3.2-1b", "engine=mlx")[1] == "mlx-4bit"
+    assert weights_of("llama-3.2-1b", "precision.weight_bits=8") == (8.0, None)
+    assert weights_of("llama-3.2-1b", "precision.weights=q8_0")[1] == "q8_0"
+
+
+def test_weights_that_an_engine_does_not_read_are_told_with_one_that_does() -> None:
+    with pytest.raises(InputError, match=r"^weights: llama.cpp does not read mlx-4bit; .*; --set engine=mlx would$"):
+        weights_of("llama-3.2-1b", weights="mlx-4bit")
+    assert weights_of("llama-3.2-1b", "engine=mlx", weights="mlx-4bit")[1] == "mlx-4bit"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"link": "100 Mbit"}, r"^link: '100 Mbit' is a size, not a rate; .*; did you mean '100 Mbit/s'\?$"),
+        ({"link": "10 parsec/s"}, r"^link: '10 parsec/s' has no unit of a rate; write it like '850 Mbit/s'$"),
+        ({"memory": "-4GiB"}, r"^memory: '-4GiB' is not above 0, as in 4GiB$"),
+        ({"memory": "0 B"}, r"^memory: '0 B' is not above 0"),
+    ],
+)
+def test_an_argument_that_will_not_do_is_named_with_what_would(asked: dict[str, str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        question_of(device="rtx-4060", model="llama-3.2-1b", **asked)  # type: ignore[arg-type]
