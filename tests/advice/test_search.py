@@ -236,6 +236,26 @@ def test_where_it_is_assumed_what_software_takes_another_runtime_is_the_first_to
     assert RUNTIME not in [one.number for one in sensitivities(question, [inside], {})]
 
 
+def test_another_number_tells_of_all_turns_what_a_run_of_them_has() -> None:
+    """Conversations grow: over few turns another runtime has another share of the answer."""
+    settings = ["workload.turns=8", *FEW[1:]]
+    question = question_of(device="rtx-4060", model="llama-3.2-1b", settings=settings)
+    one = Composition(decode="flexgen", away="host", keep="drop")
+    low_s = tried(question, one, {"runtime": "ideal"}).figures["answer_s"]
+    first, *_ = sensitivities(question, [tried(question, one)], {})
+    assert first.number is RUNTIME and first.low == pytest.approx(low_s, rel=1e-9)
+
+
+def test_what_else_may_help_overtakes_too() -> None:
+    """With another rate of decoding, another way to be helped is ahead."""
+    glasses = ["device.processors.cpu.flop_per_s=0.04 Tflop/s", "device.memory.capacity_bytes=4.5 GB"]
+    of = {"device": "snapdragon-8-gen-1", "model": "llama-3.2-1b", "helper": "snapdragon-8-elite"}
+    question = question_of(**of, link="300 Mbit/s", settings=glasses)
+    ranked = [tried(question, Composition(helped=name)) for name in ("tokens-only", "cloud-only")]
+    by_name = {one.number.name: one for one in sensitivities(question, sorted(ranked, key=Trials(question).rank), {})}
+    assert any("cloud-only would be" in said for said in by_name["the rate of decoding"].overtaken)
+
+
 def test_what_is_hopeless_is_so_beside_the_best_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     """In memory an answer takes a second, from the host's ten or twelve: hopeless, unless the first does not fit."""
     inside, away = Composition(), Composition(decode="flexgen", away="host", keep="flash")
