@@ -76,6 +76,35 @@ def test_a_part_is_judged_beside_what_gives_up_as_much(question: Question) -> No
     assert "keeping KV in memory between turns" not in [one.part.name for one in worths(question, ranked[:2])]
 
 
+def test_keeping_kv_at_all_is_judged_before_each_way_to_keep_it(question: Question) -> None:
+    """115 s without any KV kept, 21 s with it in memory and as much on flash: neither is needed beside the other."""
+    ranked = [trial(21.0), trial(21.0, keep="memory-flash"), trial(21.1, keep="flash"), trial(115.5, keep="drop")]
+    gains = {one.name: one.gain for one in worths(question, ranked)}
+    assert gains["keeping KV between turns"] == pytest.approx(4.5)
+    assert gains["keeping KV in memory between turns rather than another way"] == pytest.approx(0.1 / 21.0)
+    said = not_worth(question, ranked, (), FIT).lines
+    assert any(line.startswith("worth it: keeping KV between turns (5.5 times as fast)") for line in said)
+    even = [*ranked[:3], trial(21.0, keep="drop")]
+    assert [one.name for one in worths(question, even)] == ["keeping KV between turns"], "no way gains what none does"
+
+
+def test_where_help_is_best_its_gain_is_said_once(question: Question) -> None:
+    ranked = [trial(10.0, helped="tokens-only"), trial(20.0), trial(30.0, keep="drop"), trial(40.0, keep="flash")]
+    said = not_worth(question, ranked, (), FIT).lines
+    assert said[0] == "worth it: help of another machine (2 times as fast)" and "keeping" not in " ".join(said)
+
+
+def test_a_gain_that_needs_coarser_kv_says_so(question: Question) -> None:
+    away = {"decode": "flexgen", "away": "host", "keep": "flash"}
+    ranked = [trial(22.0, **away), trial(4.0, kv_bits=8.5), trial(16.0, **away, kv_bits=8.5)]
+    said = " ".join(not_worth(question, ranked, (), FIT).lines)
+    assert "keeping KV in memory between turns rather than another way (4 times as fast, with KV of 8.5 bits)" in said
+
+
+def test_nothing_is_said_of_parts_that_nothing_was_compared_with(question: Question) -> None:
+    assert not_worth(question, [trial(5.0)], (), FIT).lines[0].startswith("not known: no part was run both with it and")
+
+
 def test_storage_twice_as_slow_makes_tokens_that_read_all_kv_take_twice_as_long() -> None:
     """`nvme` has no rows of reads: its parts are what is slower."""
     (number,) = [one for one in NUMBERS if one.name == "the storage"]
