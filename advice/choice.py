@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kvferry.advice.answer import AS_GOOD, FIGURES, Statement, giving_up, more, runners_up, shown
+from kvferry.advice.quality import is_lossless, lossless
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 
@@ -36,14 +37,17 @@ def _changed(best: Trial, other: object) -> Iterator[str]:
             yield f"{part.replace('_', ' ')} {value}"
 
 
-def runners(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = ()) -> Statement:
+def runners(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = (), tried: int = 2) -> Statement:
     """Returns the runners-up, with what each costs more than the best, or gives up. `few`: trials over few turns, which
-    say it of what gives up more where nothing tried over all turns does."""
+    say it of what gives up more where nothing tried over all turns does. `tried`: how many compositions were run."""
     best, metric = ranked[0], question.use.spec.best
     lines = [
         f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(_costs(one, best, metric))}"
         for one in runners_up(ranked, metric)
     ]
+    lines = lines or [_none_runs_up(question, ranked, tried)]
+    if not is_lossless(best):
+        lines.append(_losing_nothing(lossless(ranked, metric), best, metric))
     gives = giving_up(ranked, metric)
     lines += [_giving_up(one, best, metric) for one in gives]
     # The same run of the best composition first, which the others are better than.
@@ -51,7 +55,24 @@ def runners(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = 
     for one in giving_up([*alike, *few], metric) if alike else ():
         if one.composition.loss not in [known.composition.loss for known in gives]:
             lines.append(f"{_giving_up(one, alike[0], metric)}, over few turns")
-    return Statement("c", "runners-up", tuple(lines) or ("no other composition keeps the limits",))
+    return Statement("c", "runners-up", tuple(lines))
+
+
+def _none_runs_up(question: Question, ranked: Sequence[Trial], tried: int) -> str:
+    if tried == 1:
+        return "not known: no other composition was run"
+    if len(ranked) == 1:
+        return f"none: no other composition that was run {'keeps the limits' if question.limits else 'came to its end'}"
+    return "none that gives up no more has another result"
+
+
+def _losing_nothing(exact: Trial | None, best: Trial, metric: str) -> str:
+    if exact is None:
+        return "losing nothing: none that was run"
+    ratio = more(exact.figures[metric] / best.figures[metric])
+    return (
+        f"losing nothing: {exact.composition.name}: {FIGURES[metric]} {shown(metric, exact.figures[metric])} ({ratio})"
+    )
 
 
 def _costs(one: Trial, best: Trial, metric: str) -> Iterator[str]:

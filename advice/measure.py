@@ -25,13 +25,15 @@ _NEAR = 3.0
 @dataclass(frozen=True)
 class Number:
     """A number that figures rest on. ``slower``: a scenario in which it makes things take so many times as long;
-    ``measure``: what measures it, if a command does; ``profile``: what then makes a profile of it."""
+    ``measure``: what measures it, if a command does; ``profile``: what then makes a profile of it; ``key``: of a
+    processor, where llama-bench measures it."""
 
     name: str
     slower: Callable[[Scenario, float], Scenario]
     measure: str
     profile: str = "kvferry calibrate --output my-device --base {base} --from {file}"
     file: str = ""
+    key: str = ""
 
 
 def _storage(scenario: Scenario, times: float) -> Scenario:
@@ -60,12 +62,14 @@ NUMBERS = (
         lambda scenario, times: slowed(scenario, decoding=times),
         "llama-bench -m MODEL.gguf -p 0 -n 64 -d 0,4096 -o json > llama-bench.json",
         file="llama-bench.json",
+        key="efficiency.gemv",
     ),
     Number(
         "the rate of prefill",
         lambda scenario, times: slowed(scenario, prefill=times),
         "llama-bench -m MODEL.gguf -p 512,2048 -n 0 -d 0,4096 -o json > llama-bench.json",
         file="llama-bench.json",
+        key="efficiency.gemm",
     ),
     Number(
         "the storage",
@@ -201,6 +205,23 @@ def _figure(question: Question, one: Trial, changed: _Changed, turns: int | None
     return metrics_for(scenario, run).get(metric, inf) if run.outcome == "done" else inf
 
 
+def _on_npu(question: Question, number: Number) -> bool:
+    """Whether the figures are of a processor on which the tool that measures the number does not run."""
+    device = question.device
+    return bool(number.key) and device.processors[device.main].kind == "npu"
+
+
+def _measure(question: Question, number: Number) -> str:
+    return "" if _on_npu(question, number) else number.measure
+
+
+def _command(question: Question, number: Number, device: str) -> str:
+    if _on_npu(question, number):
+        key = f"device.processors.{question.device.main}.{number.key}"
+        return f"kvferry advise ... --set {key}=N  # llama-bench does not run on the npu that the figures are of"
+    return number.profile.format(base=device, file=number.file)
+
+
 def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statement:
     """Returns which number to measure, by how much the answer could change, and the commands."""
     metric, base = question.use.spec.best, question.described["device"]
@@ -220,9 +241,10 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     if first.overtaken:
         lines += first.overtaken
     else:
-        lines[0] += f"; the choice stays as it is, with each other number{' tried' if late else ''} so far off, too"
-    profile = first.number.profile.format(base=device, file=first.number.file)
-    lines.append(" && ".join(filter(None, (first.number.measure, profile))))
+        others = f", with each other number{' tried' if late else ''} so far off, too" if len(found) > 1 else ""
+        lines[0] += f"; the choice stays as it is{others}"
+    profile = _command(question, first.number, device)
+    lines.append(" && ".join(filter(None, (_measure(question, first.number), profile))))
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]
     if rest:
         lines.append(f"then {', '.join(rest)}")

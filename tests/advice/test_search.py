@@ -1,10 +1,14 @@
 """The search beside all compositions, each of which is run; and the bound beneath them all."""
 
+from math import inf
+
 import pytest
 
 import kvferry
+from kvferry.advice.advise import compare
 from kvferry.advice.bound import bound_of
 from kvferry.advice.composition import Composition
+from kvferry.advice.counterparts import counterparts
 from kvferry.advice.measure import NUMBERS, RUNTIME, next_measurement, sensitivities
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
@@ -254,6 +258,29 @@ def test_what_else_may_help_overtakes_too() -> None:
     ranked = [tried(question, Composition(helped=name)) for name in ("tokens-only", "cloud-only")]
     by_name = {one.number.name: one for one in sensitivities(question, sorted(ranked, key=Trials(question).rank), {})}
     assert any("cloud-only would be" in said for said in by_name["the rate of decoding"].overtaken)
+
+
+def test_the_best_is_judged_beside_what_keeps_nothing_and_what_loads_nothing() -> None:
+    space = question_of(device="rtx-4060", model="llama-3.2-1b", use="documents", link="1 Gbit/s").space
+    best = Composition(load="ferry", keep="memory-cloud")
+    assert counterparts(space, best) == [
+        Composition(load="ferry", keep="drop"),
+        Composition(load="local-prefill", keep="memory"),
+    ]
+    pinned = asked(
+        "policies.keep=memory", "policies.load=ferry", device="rtx-4060", model="llama-3.2-1b", link="1 Gbit/s"
+    )
+    assert counterparts(pinned.space, Composition(load="ferry")) == []
+    assert counterparts(space, Composition(keep="drop")) == []
+
+
+def test_what_keeps_nothing_is_run_beside_the_best_though_the_search_passed_it_over() -> None:
+    search = Search(asked("policies.decode=vllm", device="rtx-4060", model="llama-3.2-1b"), lambda: None)
+    search.whole.of(Composition())
+    compare(search, 0.0)
+    assert len(search.whole.all) == 1, "it is late"
+    compare(search, inf)
+    assert [one.composition.keep for one in search.whole.all] == ["memory", "drop"]
 
 
 def test_what_is_hopeless_is_so_beside_the_best_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:

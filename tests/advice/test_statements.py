@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvferry.advice.answer import runners_up
+from kvferry.advice.bound import Bound
 from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
 from kvferry.advice.evidence import of_source
@@ -105,6 +106,47 @@ def test_nothing_is_said_of_parts_that_nothing_was_compared_with(question: Quest
     assert not_worth(question, [trial(5.0)], (), FIT).lines[0].startswith("not known: no part was run both with it and")
 
 
+FETCHED = {"found_in_cloud_share": 0.3, "answer_s": 11.4}
+
+
+def test_what_comes_encoded_over_the_link_is_not_called_nothing() -> None:
+    """11.4 s with KV that comes as integers, 16.1 s where all of it is computed."""
+    question = question_of(device="rtx-4060", model="qwen3-8b", link="100 Mbit/s", use="documents")
+    encoded, exact = trial(11.4, load="ferry"), trial(16.1)
+    encoded = replace(encoded, figures={**encoded.figures, **FETCHED})
+    said = runners(question, [encoded, exact]).lines
+    assert said[-1] == "losing nothing: vllm + keep memory: whole answer 16.1 s (+41.2 %)"
+    assert runners(question, [encoded]).lines[-1] == "losing nothing: none that was run"
+    assert not any("losing nothing" in line for line in runners(question, [exact, trial(20.0, keep="drop")]).lines)
+    assert (
+        "gives up no more than the best over the link (KV error 6.81 %"
+        in Bound("answer_s", 11.0).statement(encoded).lines[0]
+    )
+    assert "gives up nothing has" in Bound("answer_s", 11.0).statement(exact).lines[0]
+
+
+def test_with_one_run_nothing_is_said_of_others(question: Question) -> None:
+    assert runners(question, [trial(5.0)], tried=1).lines == ("not known: no other composition was run",)
+    (first, *_) = next_measurement(question, [Sensitivity(NUMBERS[0], 2.0, 0.5, 3.0, 6.0, ())]).lines
+    assert first.endswith("; the choice stays as it is")
+
+
+def test_a_command_that_two_compositions_share_is_said_to_be_one(question: Question) -> None:
+    line, same = today(question, [trial(5.0), trial(6.8, decode="full-flash")]).lines
+    assert line.startswith("llama-server") and same.startswith("full-flash + keep memory: the same command")
+    assert len(today(question, [trial(5.0), trial(6.8, keep="drop")]).lines) == 1
+
+
+def test_flags_are_of_the_processor_that_figures_are_of() -> None:
+    phone = question_of(device="oneplus-12", model="llama-3.2-1b")
+    (said,) = today(phone, [trial(5.0)]).lines
+    assert said.startswith("the figures are of the npu of oneplus-12, which no engine") and "llama-server" not in said
+    said = next_measurement(phone, [Sensitivity(NUMBERS[0], 2.0, 0.5, 3.0, 6.0, ())]).lines[1]
+    assert "llama-bench -m" not in said and "device.processors.npu.efficiency.gemv=N" in said
+    on_cpu = question_of(device="oneplus-12", model="llama-3.2-1b", settings=["processor=cpu"])
+    assert "-ngl 0 " in today(on_cpu, [trial(5.0)]).lines[0]
+
+
 def test_storage_twice_as_slow_makes_tokens_that_read_all_kv_take_twice_as_long() -> None:
     """`nvme` has no rows of reads: its parts are what is slower."""
     (number,) = [one for one in NUMBERS if one.name == "the storage"]
@@ -129,8 +171,10 @@ def test_what_is_faster_but_gives_up_more_is_named_over_few_turns_if_need_be(que
     line = f"giving up more: {name}: whole answer 10.0 s (-90 %)"
     slower = trial(150.0, decode="flexgen", away="storage")
     assert runners(question, [best, slower, coarse]).lines[1:] == (line,)
-    assert runners(question, [best], [coarse, best]).lines == (f"{line}, over few turns",)
-    assert runners(question, [best, trial(101.0, kv_bits=8.5)]).lines == ("no other composition keeps the limits",)
+    assert runners(question, [best], [coarse, best]).lines[1:] == (f"{line}, over few turns",)
+    assert runners(question, [best, trial(101.0, kv_bits=8.5)]).lines == (
+        "none that gives up no more has another result",
+    )
     assert not any("giving up" in said for said in runners(question, [best], [coarse]).lines)
 
 
