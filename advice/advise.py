@@ -256,7 +256,7 @@ class _Statements:
         self._say(runners(question, ranked, self._few, self._tried))
         self._say(today(question, list(ranked)))
         fit = self.fit = fit_of(question, ranked[0])
-        facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
+        facts: dict[str, Any] = {"context": fit.longest, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
         longest = question.turns.longest.prompt + question.turns.longest.output
         lacks = fit.lacks(longest) if self._is_coarse else []
         self._say(Statement("a", "fits", (str(fit), *lacks), facts))

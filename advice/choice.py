@@ -13,7 +13,7 @@ _LOSS = {"none": "", "coarser": ", coarser KV", "part": ", attends to a part of 
 def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
     """Returns what was chosen, with what is as good."""
     best, metric = ranked[0], question.use.spec.best
-    figures = [f"{FIGURES[key]} {shown(key, best.figures[key])}" for key in FIGURES if key in best.figures]
+    figures = [_figure(key, best) for key in FIGURES if key in best.figures]
     lines = [best.composition.name + _LOSS[best.composition.loss], "; ".join(figures)]
     equal = [
         one.composition
@@ -28,6 +28,15 @@ def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
     if kept:
         lines.append(f"it keeps {kept}")
     return Statement("b", "best", tuple(lines), {"as_good": parts})
+
+
+def _figure(key: str, best: Trial) -> str:
+    said = f"{FIGURES[key]} {shown(key, best.figures[key])}"
+    if key != "energy_j":
+        return said
+    helper_j = best.figures.get("cloud_energy_j")
+    beside = "" if helper_j is None else f" and the helper {shown(key, helper_j)}"
+    return f"{said} without idle time{beside}"
 
 
 def _changed(best: Trial, other: object) -> Iterator[str]:

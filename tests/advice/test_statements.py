@@ -186,7 +186,20 @@ def test_a_context_of_the_users_own_stands_behind_the_uses_words() -> None:
 
 
 def test_what_has_kv_elsewhere_fits_with_what_memory_alone_would_hold() -> None:
-    assert str(Fit(65_536, False, 8e9, 6e9, 9_216)).endswith("context is 65,536 tokens (9,216 with KV in memory)")
+    assert "context is 65,536 tokens by memory alone (9,216 with KV" in str(Fit(65_536, False, 8e9, 6e9, 9_216))
+
+
+def test_no_context_is_longer_than_the_model_was_trained_for() -> None:
+    trained = Fit(2**20, True, 8e9, 6e9, None, 2_048)
+    assert str(trained).endswith("the longest context is 2,048 tokens, which the model was trained for")
+    assert trained.longest == 2_048
+    assert str(Fit(9_216, False, 8e9, 6e9, None, 131_072)).endswith("the longest context is 9,216 tokens")
+
+
+def test_energy_says_what_it_leaves_out_and_what_the_helper_takes(question: Question) -> None:
+    best = trial(26.0, helped="tokens-only")
+    best = replace(best, figures={**best.figures, "energy_j": 45.0, "cloud_energy_j": 172.0})
+    assert "energy/answer 45.0 J without idle time and the helper 172 J" in chosen(question, [best]).lines[1]
 
 
 def test_a_first_answer_says_that_later_turns_do_not_fit() -> None:
