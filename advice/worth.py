@@ -136,12 +136,25 @@ def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial],
         gains = (f"{one.name} ({', '.join([_gain(one.gain), *_with(one, ranked[0])])}){_where(one)}" for one in worth)
         lines.append(f"worth it: {', '.join(gains)}")
     if not found:
-        lines.append("not known: no part was run both with it and without it")
+        lines.append("not known")
     by_reason: dict[str, list[str]] = {}
     for name, why in question.space.left_out.items():
         by_reason.setdefault(why, []).append(name)
     lines += [f"not tried: {', '.join(names)} ({why})" for why, names in by_reason.items()]
+    if missing := list(_not_compared(question, ranked[0].composition, found)):
+        lines.append(f"not compared, as too little ran or fitted: {', '.join(missing)}")
     return Statement("f", "not worth it", tuple(lines), {"gains": facts})
+
+
+def _not_compared(question: Question, best: Composition, found: Sequence[Worth]) -> Iterator[str]:
+    """Yields the parts that there is a choice of here, and of which no runs say what they gain."""
+    judged = {one.part for one in found}
+    space = question.space
+    choices = [*space.start, *(near for one in space.start[:1] for near in space.neighbours(one))]
+    for part in (*(PARTS if best.helped is None else ()), HELP):
+        among = [*choices, *(space.helpers if part is HELP else ())]
+        if not judged & {part, *part.ways} and len({part.has(one) for one in among}) == 2:
+            yield part.name
 
 
 def _with(one: Worth, best: Trial) -> Iterator[str]:

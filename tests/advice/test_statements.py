@@ -71,8 +71,8 @@ def test_a_part_is_judged_beside_what_gives_up_as_much(question: Question) -> No
     assert gains["keeping KV in memory between turns"] == pytest.approx(8.0)
     assert gains["KV on storage while decoding"] == float("inf")
     said = not_worth(question, ranked, (), replace(FIT, in_memory=9_216))
-    assert "KV on storage while decoding (nothing else that gives up as little ran)" in said.lines[-2]
-    assert said.lines[-1].startswith("not tried: dynakv, ") and "takes minutes" in said.lines[-1]
+    assert "KV on storage while decoding (nothing else that gives up as little ran)" in said.lines[-3]
+    assert said.lines[-2].startswith("not tried: dynakv, ") and "takes minutes" in said.lines[-2]
     assert said.facts["gains"]["KV on storage while decoding"] is None
     assert "keeping KV in memory between turns" not in [one.part.name for one in worths(question, ranked[:2])]
 
@@ -103,7 +103,11 @@ def test_a_gain_that_needs_coarser_kv_says_so(question: Question) -> None:
 
 
 def test_nothing_is_said_of_parts_that_nothing_was_compared_with(question: Question) -> None:
-    assert not_worth(question, [trial(5.0)], (), FIT).lines[0].startswith("not known: no part was run both with it and")
+    first, *_, last = not_worth(question, [trial(5.0)], (), FIT).lines
+    assert first == "not known" and last.startswith("not compared, as too little ran or fitted: KV elsewhere while")
+    assert "keeping KV between turns" in last and "loading" not in last and "help" not in last
+    last = not_worth(question, [trial(5.0), trial(9.0, keep="drop")], (), FIT).lines[-1]
+    assert "KV elsewhere while decoding" in last and "keeping KV between turns" not in last
 
 
 FETCHED = {"found_in_cloud_share": 0.3, "answer_s": 11.4}
