@@ -14,6 +14,7 @@ from kvferry.advice.answer import Answer, Statement, runners_up
 from kvferry.advice.bound import bound_of
 from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
+from kvferry.advice.counterparts import counterparts
 from kvferry.advice.evidence import evidence_of
 from kvferry.advice.fit import fit_of, why_none
 from kvferry.advice.folder import write_answer, write_scenario, write_study
@@ -32,8 +33,8 @@ from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError, Terminated
 from kvferry.system import signals
 
-# All of it takes no longer; of this, the search, and with it what is said of its results.
-LIMIT_S, _SEARCH_SHARE, _EXPLAINED_SHARE = 110.0, 0.4, 0.6
+# All of it takes no longer; of this, the search, and with it what it is compared with, and what is said of its results.
+LIMIT_S, _SEARCH_SHARE, _COMPARED_SHARE, _EXPLAINED_SHARE = 110.0, 0.4, 0.5, 0.6
 # Processor time of drawing five pictures and of writing the page, with matplotlib's import; assumed. At most this share
 # of all time is kept for it.
 _WRITTEN_S, _MOST_RESERVED = 5.0, 0.3
@@ -140,6 +141,8 @@ def answer(
 
     if not work.interrupted:
         work.carry_out(refined, "while it was refined")
+    if not work.interrupted:
+        work.carry_out(lambda: compare(search, began_s + _COMPARED_SHARE * limit), "while it was compared")
     ranked = search.trials.ranked()
     if not ranked:
         raise _none(search, search.trials)
@@ -238,6 +241,15 @@ def _none(search: Search, trials: Trials) -> InputError:
     return InputError(f"{error}; {search.tried[0]} compositions were run, and then the time was over")
 
 
+def compare(search: Search, until_s: float) -> None:
+    """Runs what the best composition is judged beside. Raises KeyboardInterrupt."""
+    trials = search.trials
+    for best in trials.ranked()[:1]:
+        for one in counterparts(search.question.space, best.composition):
+            if monotonic() < until_s:
+                trials.of(one)
+
+
 def _with_energy(trials: Trials, ranked: Sequence[Trial]) -> list[Trial]:
     """The trials, those that are shown with their energy: the others need none, as it did not count."""
     question, found = trials.question, dict[Composition, Trial]()
@@ -268,7 +280,7 @@ class _Statements:
         self._say(runners(question, ranked, self._few, self._tried))
         self._say(today(question, list(ranked)))
         fit = self.fit = fit_of(question, ranked[0])
-        facts: dict[str, Any] = {"context": fit.context, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
+        facts: dict[str, Any] = {"context": fit.longest, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
         longest = question.turns.longest.prompt + question.turns.longest.output
         lacks = fit.lacks(longest) if self._is_coarse else []
         self._say(Statement("a", "fits", (str(fit), *lacks), facts))

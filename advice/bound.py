@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from kvferry.advice.answer import EQUAL, FIGURES, Statement, more, shown
 from kvferry.advice.composition import KV_BITS, Composition
+from kvferry.advice.quality import over_link
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial, Trials, figures_of
 from kvferry.api.result import run as carry_out
@@ -34,7 +35,9 @@ class Bound:
             return Statement("e", "bound", (self.why_not,))
         gap = own / self.figure - 1
         side = "more" if self.metric == "tpot_s" else "less"
-        least = f"{FIGURES[self.metric]}: nothing on this device that gives up nothing has {side} than"
+        encoded = over_link(best) if best.composition.loss == "none" else None
+        given_up = "nothing" if encoded is None else f"no more than the best over the link ({encoded})"
+        least = f"{FIGURES[self.metric]}: nothing on this device that gives up {given_up} has {side} than"
         if gap < -EQUAL:
             why = "with help" if best.composition.helped is not None else "as it gives up a part of the answer"
             said = f"the best has {shown(self.metric, own)}, {why}"

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from kvferry.advice.answer import AS_GOOD, FIGURES, Statement, giving_up, more, runners_up, shown
 from kvferry.advice.composition import Composition
+from kvferry.advice.quality import is_lossless, lossless
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
 
@@ -13,7 +14,7 @@ _LOSS = {"none": "", "coarser": ", coarser KV", "part": ", attends to a part of 
 def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
     """Returns what was chosen, with what is as good."""
     best, metric = ranked[0], question.use.spec.best
-    figures = [f"{FIGURES[key]} {shown(key, best.figures[key])}" for key in FIGURES if key in best.figures]
+    figures = [_figure(key, best) for key in FIGURES if key in best.figures]
     lines = [best.composition.name + _LOSS[best.composition.loss], "; ".join(figures)]
     equal = [
         one.composition
@@ -28,6 +29,15 @@ def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
     if kept:
         lines.append(f"it keeps {kept}")
     return Statement("b", "best", tuple(lines), {"as_good": parts})
+
+
+def _figure(key: str, best: Trial) -> str:
+    said = f"{FIGURES[key]} {shown(key, best.figures[key])}"
+    if key != "energy_j":
+        return said
+    helper_j = best.figures.get("cloud_energy_j")
+    beside = "" if helper_j is None else f" and the helper {shown(key, helper_j)}"
+    return f"{said} without idle time{beside}"
 
 
 def _changed(best: Trial, other: object) -> Iterator[str]:
@@ -47,6 +57,9 @@ def runners(
         f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(_costs(one, best, metric))}"
         for one in runners_up(ranked, metric)
     ]
+    lines = lines or [_no_other(question, ranked, tried)]
+    if not is_lossless(best):
+        lines.append(_losing_nothing(lossless(ranked, metric), best, metric))
     gives = giving_up(ranked, metric)
     lines += [_giving_up(one, best, metric) for one in gives]
     # The same run of the best composition first, which the others are better than.
@@ -54,7 +67,7 @@ def runners(
     for one in giving_up([*alike, *few], metric) if alike else ():
         if one.composition.loss not in [known.composition.loss for known in gives]:
             lines.append(f"{_giving_up(one, alike[0], metric)}, over few turns")
-    return Statement("c", "runners-up", tuple(lines) or (_no_other(question, ranked, tried),))
+    return Statement("c", "runners-up", tuple(lines))
 
 
 def _no_other(question: Question, ranked: Sequence[Trial], tried: Collection[Composition]) -> str:
@@ -68,6 +81,15 @@ def _no_other(question: Question, ranked: Sequence[Trial], tried: Collection[Com
     if set(question.space.everything()) <= set(tried):
         return f"no other composition {kept}"
     return f"none of the {others} others that were tried {kept}"
+
+
+def _losing_nothing(exact: Trial | None, best: Trial, metric: str) -> str:
+    if exact is None:
+        return "losing nothing: none that was run"
+    ratio = more(exact.figures[metric] / best.figures[metric])
+    return (
+        f"losing nothing: {exact.composition.name}: {FIGURES[metric]} {shown(metric, exact.figures[metric])} ({ratio})"
+    )
 
 
 def _costs(one: Trial, best: Trial, metric: str) -> Iterator[str]:

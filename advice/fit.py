@@ -14,6 +14,7 @@ from kvferry.api.scenario import load
 from kvferry.pipelines.run import run_whole
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_model
+from kvferry.scenarios.trained_context import trained_context
 from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.units import quantity
@@ -30,13 +31,20 @@ _MOST_NAMED = 3
 class Fit:
     """``context``: the longest that fits, at least so many tokens where ``is_least``; 0: it is not asked for, as of a
     device that is helped. ``peak_bytes`` of ``memory_bytes`` are taken by the use's own contexts. ``in_memory``: the
-    longest context with all KV in the processor's memory, where the choice has it elsewhere; else None."""
+    longest context with all KV in the processor's memory, where the choice has it elsewhere; else None. ``trained``:
+    the longest that the model was trained for; None: it is not known, and the others are by memory alone."""
 
     context: int
     is_least: bool
     memory_bytes: float
     peak_bytes: float
     in_memory: int | None = None
+    trained: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """The longest context that memory and the model allow."""
+        return self.context if self.trained is None else min(self.context, self.trained)
 
     def lacks(self, longest: int) -> list[str]:
         """Says that turns of a use do not fit: where an answer is of its first turns alone."""
@@ -48,7 +56,11 @@ class Fit:
         room = f"{human.size(self.peak_bytes)} of {human.size(self.memory_bytes)}"
         if not self.context:
             return f"it fits: {room}"
+        if self.trained is not None and self.trained <= self.context:
+            trained = f"{human.count(self.trained)} tokens, which the model was trained for"
+            return f"it fits: {room}; the longest context is {trained}"
         reach = f"{'more than ' if self.is_least else ''}{human.count(self.context)} tokens"
+        reach += " by memory alone" if self.trained is None else ""
         beside = f" ({human.count(self.in_memory) if self.in_memory else 'none'} with KV in memory)"
         beside = beside if self.in_memory is not None else ""
         return f"it fits: {room}; the longest context is {reach}{beside}"
@@ -88,9 +100,10 @@ def fit_of(question: Question, best: Trial) -> Fit:
     one, peak_bytes = best.composition, best.figures["memory_peak_bytes"]
     if one.helped is not None:
         return Fit(0, True, granted, peak_bytes)
+    trained = trained_context(str(question.described["model"]))
     in_memory = Composition(kv_bits=one.kv_bits, prefill_chunk=one.prefill_chunk)
     beside = None if one.away is None else longest_context(question, in_memory)[0]
-    return Fit(*longest_context(question, one), granted, peak_bytes, beside)
+    return Fit(*longest_context(question, one), granted, peak_bytes, beside, trained)
 
 
 # --- nothing keeps all limits --------------------------------------------------------------------------------------

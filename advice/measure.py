@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import log
+from math import inf, log
 
 from kvferry.advice.answer import FIGURES, Statement, shown
 from kvferry.advice.question import Question
-from kvferry.advice.trial import Trial, figures_of
+from kvferry.advice.trial import Trial
+from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.decoding.runtimes import others
 from kvferry.pipelines.run import run_scenario
 from kvferry.sim.slowed import slowed, with_slowed_storage
@@ -24,13 +25,15 @@ _NEAR = 3.0
 @dataclass(frozen=True)
 class Number:
     """A number that figures rest on. ``slower``: a scenario in which it makes things take so many times as long;
-    ``measure``: what measures it, if a command does; ``profile``: what then makes a profile of it."""
+    ``measure``: what measures it, if a command does; ``profile``: what then makes a profile of it; ``key``: of a
+    processor, where llama-bench measures it."""
 
     name: str
     slower: Callable[[Scenario, float], Scenario]
     measure: str
     profile: str = "kvferry calibrate --output my-device --base {base} --from {file}"
     file: str = ""
+    key: str = ""
 
 
 def _storage(scenario: Scenario, times: float) -> Scenario:
@@ -59,12 +62,14 @@ NUMBERS = (
         lambda scenario, times: slowed(scenario, decoding=times),
         "llama-bench -m MODEL.gguf -p 0 -n 64 -d 0,4096 -o json > llama-bench.json",
         file="llama-bench.json",
+        key="efficiency.gemv",
     ),
     Number(
         "the rate of prefill",
         lambda scenario, times: slowed(scenario, prefill=times),
         "llama-bench -m MODEL.gguf -p 512,2048 -n 0 -d 0,4096 -o json > llama-bench.json",
         file="llama-bench.json",
+        key="efficiency.gemm",
     ),
     Number(
         "the storage",
@@ -108,26 +113,25 @@ class Sensitivity:
 def sensitivities(
     question: Question, ranked: Sequence[Trial], known: dict[str, float], goes_on: Callable[[], bool] = lambda: True
 ) -> list[Sensitivity]:
-    """Returns what each number does, the one that matters most first. `known`: by a number's name the factor to the
-    ends of its interval, where it has one. Over few turns. Raises KeyboardInterrupt."""
+    """Returns what each number does, the one that matters most first: to the best over the turns of its trial, as its
+    intervals are. `known`: by a number's name the factor to the ends of its interval, where it has one. Raises
+    KeyboardInterrupt."""
     contenders = _contenders(question, ranked)
-    plain = _figure(question, contenders[0])
+    own = ranked[0].figures[question.use.spec.best]
     found = []
     for number, times, cases in _cases(contenders[0], known):
         if not goes_on():
             break
-        values: list[float] = [1.0]
+        values: list[float] = [own]
         overtaken: list[str] = []
         for case, changed in cases.items():
-            at = [_figure(question, one, changed) for one in contenders]
-            values.append(at[0] / plain)
-            fastest = min(range(len(at)), key=lambda n: at[n])
-            if at[fastest] < 0.999 * at[0]:
-                better = 100 * (at[0] / at[fastest] - 1)
-                overtaken.append(f"{case}, {contenders[fastest].composition.name} would be {better:.2g} % better")
-        swing = max(abs(log(value)) for value in values)
-        own = ranked[0].figures[question.use.spec.best]
-        found.append(Sensitivity(number, times, swing, own * min(values), own * max(values), tuple(overtaken)))
+            values.append(_figure(question, contenders[0], changed))
+            nearest = _nearest(question, contenders, changed)
+            if nearest is not None and (figure := _figure(question, nearest, changed)) < 0.999 * values[-1]:
+                better = 100 * (values[-1] / figure - 1)
+                overtaken.append(f"{case}, {nearest.composition.name} would be {better:.2g} % better")
+        swing = max(abs(log(value / own)) for value in values)
+        found.append(Sensitivity(number, times, swing, min(values), max(values), tuple(overtaken)))
     return sorted(found, key=lambda one: (not one.overtaken, -one.swing))
 
 
@@ -156,15 +160,17 @@ def _slower(number: Number, times: float, scenario: Scenario) -> Scenario:
 
 
 def _contenders(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
-    """The best, and of each other way to decode and of each other place to keep KV the best that gives up no more."""
+    """The best, and of each other way to decode, to be helped, and of each other place to keep KV the best that gives
+    up no more."""
     best, metric = ranked[0], question.use.spec.best
     found: dict[tuple[object, ...], Trial] = {}
     for one in ranked:
         composition = one.composition
         allowed = question.any_quality or composition.gives_up_no_more_than(best.composition.loss)
         near = one.figures[metric] <= _NEAR * best.figures[metric]
-        if allowed and near and composition.helped is None:
+        if allowed and near:
             key = (
+                composition.helped,
                 composition.decode,
                 composition.away,
                 composition.load == "local-prefill",
@@ -174,19 +180,46 @@ def _contenders(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
     return [best, *(one for one in found.values() if one is not best)][:4]
 
 
-def _as_it_is(scenario: Scenario) -> Scenario:
-    return scenario
+def _nearest(question: Question, contenders: Sequence[Trial], changed: _Changed) -> Trial | None:
+    """Returns which contender is ahead of the best over few turns, the first of them if there are several; None: none
+    is. Whether it is so over all turns is another run."""
+    if len(contenders) < 2:
+        return None
+    at = [_figure(question, one, changed, _FEW_TURNS) for one in contenders]
+    fastest = min(range(len(at)), key=lambda n: at[n])
+    return contenders[fastest] if at[fastest] < at[0] else None
 
 
-def _figure(question: Question, one: Trial, changed: _Changed = _as_it_is) -> float:
-    fewer = {} if one.composition.helped is not None else {"workload.turns": _FEW_TURNS}
-    scenario = changed(question.scenario(one.composition, fewer))
-    run = run_scenario(scenario)
+def _figure(question: Question, one: Trial, changed: _Changed, turns: int | None = None) -> float:
+    """The figure of a composition with another number, over the turns of its trial or over no more than so many."""
+    scenario, metric = one.scenario, question.use.spec.best
+    assert scenario is not None
+    if one.composition.helped is None:
+        most = scenario.session.workload.turns
+        # Energy is that of answers without the time between two, as trials have it.
+        together = {"workload.think": "0 s", "workload.pause": "0 s"} if metric == "energy_j" else {}
+        scenario = question.scenario(one.composition, {"workload.turns": min(turns or most, most), **together})
+    run = run_scenario(changed(scenario))
     if run.interrupted:
         raise KeyboardInterrupt
-    return (
-        figures_of(scenario, run).get(question.use.spec.best, float("inf")) if run.outcome == "done" else float("inf")
-    )
+    return metrics_for(scenario, run).get(metric, inf) if run.outcome == "done" else inf
+
+
+def _on_npu(question: Question, number: Number) -> bool:
+    """Whether the figures are of a processor on which the tool that measures the number does not run."""
+    device = question.device
+    return bool(number.key) and device.processors[device.main].kind == "npu"
+
+
+def _measure(question: Question, number: Number) -> str:
+    return "" if _on_npu(question, number) else number.measure
+
+
+def _command(question: Question, number: Number, device: str) -> str:
+    if _on_npu(question, number):
+        key = f"device.processors.{question.device.main}.{number.key}"
+        return f"kvferry advise ... --set {key}=N  # llama-bench does not run on the npu that the figures are of"
+    return number.profile.format(base=device, file=number.file)
 
 
 def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statement:
@@ -208,9 +241,10 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     if first.overtaken:
         lines += first.overtaken
     else:
-        lines[0] += f"; the choice stays as it is, with each other number{' tried' if late else ''} so far off, too"
-    profile = first.number.profile.format(base=device, file=first.number.file)
-    lines.append(" && ".join(filter(None, (first.number.measure, profile))))
+        others = f", with each other number{' tried' if late else ''} so far off, too" if len(found) > 1 else ""
+        lines[0] += f"; the choice stays as it is{others}"
+    profile = _command(question, first.number, device)
+    lines.append(" && ".join(filter(None, (_measure(question, first.number), profile))))
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]
     if rest:
         lines.append(f"then {', '.join(rest)}")

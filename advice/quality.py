@@ -20,10 +20,39 @@ from kvferry.specs.scenario import Scenario
 _FEW_TOKENS = 4
 
 
+def over_link(one: Trial) -> str | None:
+    """Returns what KV that comes over the link loses as it is encoded; None: none comes so."""
+    composition = one.composition
+    if composition.helped is not None or composition.load == "local-prefill":
+        return None
+    # What is found or computed is not coarser.
+    if not one.figures.get("found_in_cloud_share"):
+        return None
+    codec = SYSTEMS[composition.load].codec
+    levels = measured().get(codec)
+    if levels is None:
+        return f"{codec}: not known"
+    worst = levels[-1] if composition.loss == "coarser" else levels[0]
+    return f"KV error {human.percent(worst.relative_error)}, {worst.kl_nats:.2g} nats ({codec})"
+
+
+def is_lossless(one: Trial) -> bool:
+    """Whether it gives just the model's own answer."""
+    return one.composition.loss == "none" and over_link(one) is None
+
+
+def lossless(ranked: Sequence[Trial], metric: str) -> Trial | None:
+    """Returns the best that loses nothing, where the first loses something; None: the first does not, or none was
+    run."""
+    exact = [one for one in ranked if is_lossless(one)]
+    return min(exact, key=lambda one: one.figures[metric]) if exact and not is_lossless(ranked[0]) else None
+
+
 def quality(question: Question, ranked: Sequence[Trial]) -> Statement:
     """Returns what each composition that is named loses, and that it is not known for the model of the question."""
     metric = question.use.spec.best
-    shown = [ranked[0], *runners_up(ranked, metric), *giving_up(ranked, metric)]
+    exact = lossless(ranked, metric)
+    shown = [ranked[0], *runners_up(ranked, metric), *([] if exact is None else [exact]), *giving_up(ranked, metric)]
     losses = {one.composition.name: list(_losses(question, one)) for one in shown}
     alike: dict[str, list[str]] = {}
     for name, of in losses.items():
@@ -48,15 +77,8 @@ def _losses(question: Question, one: Trial) -> Iterator[str]:
         elif system.answers == "cloud":
             yield "nothing: the helper's model answers"
         return
-    # What comes over the link is coarser; what is found or computed is not.
-    if one.figures.get("found_in_cloud_share") and composition.load != "local-prefill":
-        codec = SYSTEMS[composition.load].codec
-        levels = measured().get(codec)
-        if levels is None:
-            yield f"{codec}: not known"
-        else:
-            worst = levels[-1] if composition.loss == "coarser" else levels[0]
-            yield f"KV error {human.percent(worst.relative_error)}, {worst.kl_nats:.2g} nats ({codec})"
+    if (encoded := over_link(one)) is not None:
+        yield encoded
     if composition.kv_bits < KV_BITS[0]:
         yield f"KV of {composition.kv_bits:g} bits, how much is not known"
     if composition.decoding.roles.selective and one.scenario is not None:

@@ -10,7 +10,7 @@ from shlex import quote
 import yaml
 from pydantic import Field, TypeAdapter
 
-from kvferry.advice.answer import Statement
+from kvferry.advice.answer import Statement, runners_up
 from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
@@ -61,8 +61,9 @@ class EngineFlags(Spec):
             [] if one.kv_bits == KV_BITS[0] or one.kv_bits in self.kv_bits else [f"KV of {one.kv_bits} bits"]
         )
 
-    def line(self, one: Composition, model: str, context: int, *, windows: bool = False) -> str:
-        """Returns the command of a composition, each flag once. `windows`: the model has layers that attend to one."""
+    def line(self, one: Composition, model: str, context: int, processor: str = "gpu", *, windows: bool = False) -> str:
+        """Returns the command of a composition on a kind of processor, each flag once. `windows`: the model has layers
+        that attend to one."""
         flags = [*self.decodes[one.decode], *self.kv_bits.get(one.kv_bits, ())]
         flags += [self.chunk] if one.prefill_chunk != _USUAL_CHUNK else []
         flags += [*self.keeps[one.keep], *self.loads[one.load]]
@@ -71,6 +72,7 @@ class EngineFlags(Spec):
         words = [*environment, self.command, *(flag for flag in flags if flag not in environment)]
         gguf = model if model.endswith(".gguf") else f"{model}.gguf"
         filled = {"model": _word(model), "gguf": _word(gguf), "context": context, "chunk": one.prefill_chunk}
+        filled["layers"] = 0 if processor == "cpu" else 99
         return " ".join(dict.fromkeys(words)).format(**filled)
 
 
@@ -96,8 +98,20 @@ def today(question: Question, ranked: list[Trial]) -> Statement:
         return Statement("i", "today", (f"{best.composition.helped}: P/D-Device's prototype; no engine has it",))
     context = 256 * ceil((question.turns.longest.prompt + question.turns.longest.output) / 256)
     model = str(question.described["model"])
+    if _processor(question) == "npu":
+        of = f"the figures are of the npu of {question.device.name}, which no engine that is listed runs on"
+        return Statement(
+            "i", "today", (f"{of}; on its CPU: --set processor=cpu, where there is one",), {"command": None}
+        )
     if (line := _line(question, best.composition, model, context)) is not None:
-        return Statement("i", "today", (line,), {"command": line})
+        alike = [one for one in runners_up(ranked, question.use.spec.best) if one.composition.helped is None]
+        same = [one.composition.name for one in alike if _line(question, one.composition, model, context) == line]
+        told = (
+            [f"{' and '.join(same)}: the same command, so that what sets them apart is not this engine's"]
+            if same
+            else []
+        )
+        return Statement("i", "today", (*_whose_figures(question), line, *told), {"command": line, "same": same})
     _, lacking = min((len(of), of) for of in (one.lacks(best.composition) for one in engines().values()))
     said = [f"no engine has {', '.join(lacking)} as it is here: {', '.join(_whose(lacking))}"]
     metric = question.use.spec.best
@@ -116,8 +130,21 @@ def _line(question: Question, one: Composition, model: str, context: int) -> str
     known = engines()
     first = [own.name] if own is not None and own.name in known else list(known)
     windows = load_model(model).exceeds_window(context)
-    does = (known[name] for name in first if not known[name].lacks(one))
-    return next((engine.line(one, model, context, windows=windows) for engine in does), None)
+    able = (known[name] for name in first if not known[name].lacks(one))
+    return next((engine.line(one, model, context, _processor(question), windows=windows) for engine in able), None)
+
+
+def _processor(question: Question) -> str:
+    """The kind of the processor that figures are of."""
+    return question.device.processors[question.device.main].kind
+
+
+def _whose_figures(question: Question) -> list[str]:
+    """Says it where the command is not of the engine that the profile's figures are of."""
+    own = question.device.engine
+    if own is None or own.name in engines():
+        return []
+    return [f"the figures are of {own.name}, whose flags are not listed"]
 
 
 def _whose(parts: list[str]) -> list[str]:

@@ -1,4 +1,8 @@
-"""(f): which parts are not worth building here: how much worse the best composition without a part is."""
+"""(f): which parts are not worth building here: how much worse the best composition without a part is.
+
+Parts that stand in for each other are a family: that any of them is built is judged first, and then each beside the
+others.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,63 +22,99 @@ LEAST_GAIN = 0.03
 @dataclass(frozen=True)
 class Part:
     """Something that can be built or left out. ``has``: whether a composition has it; ``gives_up``: it is what changes
-    the answer, so that it is compared with what gives up nothing."""
+    the answer, so that it is compared with what gives up nothing; ``ways``: parts that do the same, each in its way."""
 
     name: str
     has: Callable[[Composition], bool]
     gives_up: bool = False
+    ways: "tuple[Part, ...]" = ()
 
 
+HELP = Part("help of another machine", lambda one: one.helped is not None)
+# Of a device that is not helped.
 PARTS = (
-    Part("loading KV over the link", lambda one: one.helped is None and one.load != "local-prefill"),
-    Part("KV on storage while decoding", lambda one: one.away == "storage"),
-    Part("KV in the host's memory while decoding", lambda one: one.away == "host"),
-    Part("attending to a part of the tokens", lambda one: one.helped is None and one.decoding.roles.selective, True),
+    Part("loading KV over the link", lambda one: one.load != "local-prefill"),
+    Part(
+        "KV elsewhere while decoding",
+        lambda one: one.away is not None,
+        ways=(
+            Part("KV on storage while decoding", lambda one: one.away == "storage"),
+            Part("KV in the host's memory while decoding", lambda one: one.away == "host"),
+        ),
+    ),
+    Part("attending to a part of the tokens", lambda one: one.decoding.roles.selective, True),
     Part("KV of 8 bits", lambda one: one.kv_bits < KV_BITS[0], True),
-    Part("keeping KV in memory between turns", lambda one: one.helped is None and "memory" in one.keep),
-    Part("keeping KV on flash between turns", lambda one: one.helped is None and "flash" in one.keep),
-    Part("keeping KV in the cloud between turns", lambda one: one.helped is None and "cloud" in one.keep),
-    Part("an eviction other than least recent use", lambda one: one.helped is None and one.evict != "lru"),
-    Part("help of another machine", lambda one: one.helped is not None),
+    Part(
+        "keeping KV between turns",
+        lambda one: one.keep != "drop",
+        ways=(
+            Part("keeping KV in memory between turns", lambda one: "memory" in one.keep),
+            Part("keeping KV on flash between turns", lambda one: "flash" in one.keep),
+            Part("keeping KV in the cloud between turns", lambda one: "cloud" in one.keep),
+        ),
+    ),
+    Part("an eviction other than least recent use", lambda one: one.evict != "lru"),
 )
 
 
 @dataclass(frozen=True)
 class Worth:
     """What a part gains: the best figure without it over the best with it, minus 1. ``with_it``: the best trial that
-    has the part; ``without``: None where nothing ran that gives up as little. ``few``: over few turns alone."""
+    has the part; ``without``: None where nothing ran that gives up as little. ``few``: over few turns alone;
+    ``beside``: the other ways to do the same, and not without any."""
 
     part: Part
     gain: float
     with_it: Trial
     without: Trial | None
     few: bool = False
+    beside: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.part.name} rather than another way" if self.beside else self.part.name
 
 
 def worths(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = ()) -> list[Worth]:
-    """Returns what each part gains, of the parts that some trials have and others have not. `few`: trials over few
-    turns, which say it of parts that nothing tried over all turns has."""
-    metric, found = question.use.spec.best, []
+    """Returns what each part gains, of the parts that some trials have and others have not; where help is best, of
+    help alone. `few`: trials over few turns, which say it of parts that nothing tried over all turns has."""
+    metric = question.use.spec.best
+    help_gains = _judged(HELP, (ranked, few), metric)
+    if ranked[0].composition.helped is not None:
+        return help_gains
+    found: list[Worth] = []
+    over = tuple([one for one in trials if one.composition.helped is None] for trials in (ranked, few))
     for part in PARTS:
-        for trials in (ranked, few):
-            having = [one for one in trials if part.has(one.composition)]
-            lacking = [one for one in trials if not part.has(one.composition)]
-            if having and lacking:
-                with_it = min(having, key=lambda one: (one.composition.given_up, one.figures[metric]))
-                found += _worth(part, with_it, lacking, metric, trials is few)
-                break
-    return found
+        tried = [way for way in part.ways if any(way.has(one.composition) for trials in over for one in trials)]
+        of_any = _judged(tried[0] if len(tried) == 1 else part, over, metric)
+        found += of_any
+        if len(tried) > 1 and all(one.gain >= LEAST_GAIN for one in of_any):
+            among = tuple([one for one in trials if part.has(one.composition)] for trials in over)
+            found += [one for way in tried for one in _judged(way, among, metric, beside=True)]
+    return [*found, *help_gains]
 
 
-def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, few: bool) -> list[Worth]:
+def _judged(part: Part, over: Sequence[Sequence[Trial]], metric: str, beside: bool = False) -> list[Worth]:
+    """Returns what a part gains by the first of several sets of trials in which some have it and others have not:
+    those over all turns, and then over few."""
+    for trials in over:
+        having = [one for one in trials if part.has(one.composition)]
+        lacking = [one for one in trials if not part.has(one.composition)]
+        if having and lacking:
+            with_it = min(having, key=lambda one: (one.composition.given_up, one.figures[metric]))
+            return _worth(part, with_it, lacking, metric, trials is not over[0], beside)
+    return []
+
+
+def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, few: bool, beside: bool) -> list[Worth]:
     """Returns what a part gains over compositions that give up just as much; nothing where other parts gave something
     up and no such composition ran."""
     loss = with_it.composition.loss
     alike = [one for one in lacking if one.composition.loss == ("none" if part.gives_up else loss)]
     if not alike:
-        return [] if loss != "none" else [Worth(part, inf, with_it, None, few)]
+        return [] if loss != "none" else [Worth(part, inf, with_it, None, few, beside)]
     without = min(alike, key=lambda one: one.figures[metric])
-    return [Worth(part, without.figures[metric] / with_it.figures[metric] - 1, with_it, without, few)]
+    return [Worth(part, without.figures[metric] / with_it.figures[metric] - 1, with_it, without, few, beside)]
 
 
 def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial], fit: Fit) -> Statement:
@@ -83,24 +123,51 @@ def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial],
     said: dict[str, list[str]] = {}
     facts: dict[str, float | None] = {}
     for one in found:
-        facts[one.part.name] = None if one.without is None else one.gain
+        facts[one.name] = None if one.without is None else one.gain
         if one.gain < LEAST_GAIN:
             figure = "gains nothing" if one.gain <= EQUAL else f"gains {100 * one.gain:.2g} %"
             figure = f"costs {_cost(one.gain)}" if one.gain < -EQUAL else figure
-            reasons = ", ".join(_why(one, fit))
+            reasons = ", ".join([*_with(one, ranked[0]), *_why(one, fit)])
             why = f" ({reasons})" if reasons else ""
-            said.setdefault(f"{figure}{_where(one)}", []).append(f"{one.part.name}{why}")
+            said.setdefault(f"{figure}{_where(one)}", []).append(f"{one.name}{why}")
     lines = [f"{figure}: {', '.join(parts)}" for figure, parts in said.items()]
     worth = sorted((one for one in found if one.gain >= LEAST_GAIN), key=lambda one: -one.gain)
     if worth:
-        gains = (f"{one.part.name} {_gain(one.gain)}{_where(one)}" for one in worth)
+        gains = (f"{one.name} ({', '.join([_gain(one.gain), *_with(one, ranked[0])])}){_where(one)}" for one in worth)
         lines.append(f"worth it: {', '.join(gains)}")
-    lines = lines or ["every part that was tried gains something"]
+    if not found:
+        lines.append("not known")
     by_reason: dict[str, list[str]] = {}
     for name, why in question.space.left_out.items():
         by_reason.setdefault(why, []).append(name)
     lines += [f"not tried: {', '.join(names)} ({why})" for why, names in by_reason.items()]
+    if missing := list(_not_compared(question, ranked[0].composition, found)):
+        lines.append(f"not compared, as too little ran or fitted: {', '.join(missing)}")
     return Statement("f", "not worth it", tuple(lines), {"gains": facts})
+
+
+def _not_compared(question: Question, best: Composition, found: Sequence[Worth]) -> Iterator[str]:
+    """Yields the parts that there is a choice of here, and of which no runs say what they gain."""
+    judged = {one.part for one in found}
+    space = question.space
+    choices = [*space.start, *(near for one in space.start[:1] for near in space.neighbours(one))]
+    for part in (*(PARTS if best.helped is None else ()), HELP):
+        among = [*choices, *(space.helpers if part is HELP else ())]
+        if not judged & {part, *part.ways} and len({part.has(one) for one in among}) == 2:
+            yield part.name
+
+
+def _with(one: Worth, best: Trial) -> Iterator[str]:
+    """What the best with a part gives up besides, where the choice does not."""
+    composition = one.with_it.composition
+    if one.part.gives_up or composition.given_up <= best.composition.given_up:
+        return
+    if composition.kv_bits < KV_BITS[0]:
+        yield f"with KV of {composition.kv_bits:g} bits"
+    elif composition.decoding.roles.selective:
+        yield f"with {composition.decode}"
+    else:
+        yield f"with {composition.load}"
 
 
 def _where(one: Worth) -> str:
@@ -109,8 +176,8 @@ def _where(one: Worth) -> str:
 
 def _gain(gain: float) -> str:
     if gain == inf:
-        return "(nothing else that gives up as little ran)"
-    return f"({gain + 1:.3g} times as fast)" if gain >= 1 else f"({100 * gain:.2g} %)"
+        return "nothing else that gives up as little ran"
+    return f"{gain + 1:.3g} times as fast" if gain >= 1 else f"{100 * gain:.2g} %"
 
 
 def _cost(gain: float) -> str:

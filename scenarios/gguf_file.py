@@ -79,6 +79,13 @@ def gguf_node(file: Path) -> Node:
     return node_of(model, Place(name, None, file.parent))
 
 
+def gguf_context(file: Path) -> int | None:
+    """Returns the longest context, in tokens, that a GGUF file says; None: it says none. Raises InputError."""
+    reader = _opened(file)
+    longest = _contents(reader, f"{_text(reader, 'general.architecture')}.context_length")
+    return longest if isinstance(longest, int) else None
+
+
 def _opened(file: Path) -> "GGUFReader":
     try:
         from gguf import GGUFReader, GGUFValueType

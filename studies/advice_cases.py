@@ -40,12 +40,12 @@ def arguments(command: str) -> dict[str, Any]:
 
 def shown(found: Answer, most_lines: Mapping[str, int]) -> str:
     """Returns the lines of an answer that a page has: how many of each letter at most, and what is faster but gives up
-    more."""
+    more, or loses nothing."""
     lines = []
     for one in found.statements:
         if one.key in most_lines:
             first, others = one.lines[: most_lines[one.key]], one.lines[most_lines[one.key] :]
-            gives = [line for line in others if line.startswith("giving up more")]
+            gives = [line for line in others if line.startswith(("giving up more", "losing nothing"))]
             lines += lines_of(one.title, [*first, *gives], _WIDTH)
     return "\n".join(lines)
 

@@ -1,10 +1,14 @@
 """The search beside all compositions, each of which is run; and the bound beneath them all."""
 
+from math import inf
+
 import pytest
 
 import kvferry
+from kvferry.advice.advise import compare
 from kvferry.advice.bound import bound_of
 from kvferry.advice.composition import Composition
+from kvferry.advice.counterparts import counterparts
 from kvferry.advice.measure import NUMBERS, RUNTIME, next_measurement, sensitivities
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
@@ -234,6 +238,49 @@ def test_where_it_is_assumed_what_software_takes_another_runtime_is_the_first_to
     assert lines[0].startswith("the runtime: another known one, whole answer is ")
     assert lines[1].startswith("kvferry advise ... --set runtime=NAME")
     assert RUNTIME not in [one.number for one in sensitivities(question, [inside], {})]
+
+
+def test_another_number_tells_of_all_turns_what_a_run_of_them_has() -> None:
+    """Conversations grow: over few turns another runtime has another share of the answer."""
+    settings = ["workload.turns=8", *FEW[1:]]
+    question = question_of(device="rtx-4060", model="llama-3.2-1b", settings=settings)
+    one = Composition(decode="flexgen", away="host", keep="drop")
+    low_s = tried(question, one, {"runtime": "ideal"}).figures["answer_s"]
+    first, *_ = sensitivities(question, [tried(question, one)], {})
+    assert first.number is RUNTIME and first.low == pytest.approx(low_s, rel=1e-9)
+
+
+def test_what_else_may_help_overtakes_too() -> None:
+    """With another rate of decoding, another way to be helped is ahead."""
+    glasses = ["device.processors.cpu.flop_per_s=0.04 Tflop/s", "device.memory.capacity_bytes=4.5 GB"]
+    of = {"device": "snapdragon-8-gen-1", "model": "llama-3.2-1b", "helper": "snapdragon-8-elite"}
+    question = question_of(**of, link="300 Mbit/s", settings=glasses)
+    ranked = [tried(question, Composition(helped=name)) for name in ("tokens-only", "cloud-only")]
+    by_name = {one.number.name: one for one in sensitivities(question, sorted(ranked, key=Trials(question).rank), {})}
+    assert any("cloud-only would be" in said for said in by_name["the rate of decoding"].overtaken)
+
+
+def test_the_best_is_judged_beside_what_keeps_nothing_and_what_loads_nothing() -> None:
+    space = question_of(device="rtx-4060", model="llama-3.2-1b", use="documents", link="1 Gbit/s").space
+    best = Composition(load="ferry", keep="memory-cloud")
+    assert counterparts(space, best) == [
+        Composition(load="ferry", keep="drop"),
+        Composition(load="local-prefill", keep="memory"),
+    ]
+    pinned = asked(
+        "policies.keep=memory", "policies.load=ferry", device="rtx-4060", model="llama-3.2-1b", link="1 Gbit/s"
+    )
+    assert counterparts(pinned.space, Composition(load="ferry")) == []
+    assert counterparts(space, Composition(keep="drop")) == []
+
+
+def test_what_keeps_nothing_is_run_beside_the_best_though_the_search_passed_it_over() -> None:
+    search = Search(asked("policies.decode=vllm", device="rtx-4060", model="llama-3.2-1b"), lambda: None)
+    search.whole.of(Composition())
+    compare(search, 0.0)
+    assert len(search.whole.all) == 1, "it is late"
+    compare(search, inf)
+    assert [one.composition.keep for one in search.whole.all] == ["memory", "drop"]
 
 
 def test_what_is_hopeless_is_so_beside_the_best_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:

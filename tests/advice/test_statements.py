@@ -11,6 +11,7 @@ import pytest
 
 from kvferry.advice.advise import reserve_s
 from kvferry.advice.answer import Answer, runners_up
+from kvferry.advice.bound import Bound
 from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
 from kvferry.advice.evidence import of_source
@@ -73,10 +74,84 @@ def test_a_part_is_judged_beside_what_gives_up_as_much(question: Question) -> No
     assert gains["keeping KV in memory between turns"] == pytest.approx(8.0)
     assert gains["KV on storage while decoding"] == float("inf")
     said = not_worth(question, ranked, (), replace(FIT, in_memory=9_216))
-    assert "KV on storage while decoding (nothing else that gives up as little ran)" in said.lines[-2]
-    assert said.lines[-1].startswith("not tried: dynakv, ") and "takes minutes" in said.lines[-1]
+    assert "KV on storage while decoding (nothing else that gives up as little ran)" in said.lines[-3]
+    assert said.lines[-2].startswith("not tried: dynakv, ") and "takes minutes" in said.lines[-2]
     assert said.facts["gains"]["KV on storage while decoding"] is None
     assert "keeping KV in memory between turns" not in [one.part.name for one in worths(question, ranked[:2])]
+
+
+def test_keeping_kv_at_all_is_judged_before_each_way_to_keep_it(question: Question) -> None:
+    """115 s without any KV kept, 21 s with it in memory and as much on flash: neither is needed beside the other."""
+    ranked = [trial(21.0), trial(21.0, keep="memory-flash"), trial(21.1, keep="flash"), trial(115.5, keep="drop")]
+    gains = {one.name: one.gain for one in worths(question, ranked)}
+    assert gains["keeping KV between turns"] == pytest.approx(4.5)
+    assert gains["keeping KV in memory between turns rather than another way"] == pytest.approx(0.1 / 21.0)
+    said = not_worth(question, ranked, (), FIT).lines
+    assert any(line.startswith("worth it: keeping KV between turns (5.5 times as fast)") for line in said)
+    even = [*ranked[:3], trial(21.0, keep="drop")]
+    assert [one.name for one in worths(question, even)] == ["keeping KV between turns"], "no way gains what none does"
+
+
+def test_where_help_is_best_its_gain_is_said_once(question: Question) -> None:
+    ranked = [trial(10.0, helped="tokens-only"), trial(20.0), trial(30.0, keep="drop"), trial(40.0, keep="flash")]
+    said = not_worth(question, ranked, (), FIT).lines
+    assert said[0] == "worth it: help of another machine (2 times as fast)" and "keeping" not in " ".join(said)
+
+
+def test_a_gain_that_needs_coarser_kv_says_so(question: Question) -> None:
+    away = {"decode": "flexgen", "away": "host", "keep": "flash"}
+    ranked = [trial(22.0, **away), trial(4.0, kv_bits=8.5), trial(16.0, **away, kv_bits=8.5)]
+    said = " ".join(not_worth(question, ranked, (), FIT).lines)
+    assert "keeping KV in memory between turns rather than another way (4 times as fast, with KV of 8.5 bits)" in said
+
+
+def test_nothing_is_said_of_parts_that_nothing_was_compared_with(question: Question) -> None:
+    first, *_, last = not_worth(question, [trial(5.0)], (), FIT).lines
+    assert first == "not known" and last.startswith("not compared, as too little ran or fitted: KV elsewhere while")
+    assert "keeping KV between turns" in last and "loading" not in last and "help" not in last
+    last = not_worth(question, [trial(5.0), trial(9.0, keep="drop")], (), FIT).lines[-1]
+    assert "KV elsewhere while decoding" in last and "keeping KV between turns" not in last
+
+
+FETCHED = {"found_in_cloud_share": 0.3, "answer_s": 11.4}
+
+
+def test_what_comes_encoded_over_the_link_is_not_called_nothing() -> None:
+    """11.4 s with KV that comes as integers, 16.1 s where all of it is computed."""
+    question = question_of(device="rtx-4060", model="qwen3-8b", link="100 Mbit/s", use="documents")
+    encoded, exact = trial(11.4, load="ferry"), trial(16.1)
+    encoded = replace(encoded, figures={**encoded.figures, **FETCHED})
+    said = runners(question, [encoded, exact]).lines
+    assert said[-1] == "losing nothing: vllm + keep memory: whole answer 16.1 s (+41.2 %)"
+    assert runners(question, [encoded]).lines[-1] == "losing nothing: none that was run"
+    assert not any("losing nothing" in line for line in runners(question, [exact, trial(20.0, keep="drop")]).lines)
+    assert (
+        "gives up no more than the best over the link (KV error 6.81 %"
+        in Bound("answer_s", 11.0).statement(encoded).lines[0]
+    )
+    assert "gives up nothing has" in Bound("answer_s", 11.0).statement(exact).lines[0]
+
+
+def test_with_one_run_nothing_is_said_of_others(question: Question) -> None:
+    assert runners(question, [trial(5.0)]).lines == ("no other composition was tried",)
+    (first, *_) = next_measurement(question, [Sensitivity(NUMBERS[0], 2.0, 0.5, 3.0, 6.0, ())]).lines
+    assert first.endswith("; the choice stays as it is")
+
+
+def test_a_command_that_two_compositions_share_is_said_to_be_one(question: Question) -> None:
+    line, same = today(question, [trial(5.0), trial(6.8, decode="full-flash")]).lines
+    assert line.startswith("llama-server") and same.startswith("full-flash + keep memory: the same command")
+    assert len(today(question, [trial(5.0), trial(6.8, keep="drop")]).lines) == 1
+
+
+def test_flags_are_of_the_processor_that_figures_are_of() -> None:
+    phone = question_of(device="oneplus-12", model="llama-3.2-1b")
+    (said,) = today(phone, [trial(5.0)]).lines
+    assert said.startswith("the figures are of the npu of oneplus-12, which no engine") and "llama-server" not in said
+    said = next_measurement(phone, [Sensitivity(NUMBERS[0], 2.0, 0.5, 3.0, 6.0, ())]).lines[1]
+    assert "llama-bench -m" not in said and "device.processors.npu.efficiency.gemv=N" in said
+    on_cpu = question_of(device="oneplus-12", model="llama-3.2-1b", settings=["processor=cpu"])
+    assert "-ngl 0 " in today(on_cpu, [trial(5.0)]).lines[0]
 
 
 def test_storage_twice_as_slow_makes_tokens_that_read_all_kv_take_twice_as_long() -> None:
@@ -103,7 +178,7 @@ def test_what_is_faster_but_gives_up_more_is_named_over_few_turns_if_need_be(que
     line = f"giving up more: {name}: whole answer 10.0 s (-90 %)"
     slower = trial(150.0, decode="flexgen", away="storage")
     assert runners(question, [best, slower, coarse]).lines[1:] == (line,)
-    assert runners(question, [best], [coarse, best]).lines == (f"{line}, over few turns",)
+    assert runners(question, [best], [coarse, best]).lines[1:] == (f"{line}, over few turns",)
     assert runners(question, [best, trial(101.0, kv_bits=8.5)]).lines[0].startswith("what else was tried is as good")
     assert not any("giving up" in said for said in runners(question, [best], [coarse]).lines)
 
@@ -150,7 +225,20 @@ def test_a_context_of_the_users_own_stands_behind_the_uses_words() -> None:
 
 
 def test_what_has_kv_elsewhere_fits_with_what_memory_alone_would_hold() -> None:
-    assert str(Fit(65_536, False, 8e9, 6e9, 9_216)).endswith("context is 65,536 tokens (9,216 with KV in memory)")
+    assert "context is 65,536 tokens by memory alone (9,216 with KV" in str(Fit(65_536, False, 8e9, 6e9, 9_216))
+
+
+def test_no_context_is_longer_than_the_model_was_trained_for() -> None:
+    trained = Fit(2**20, True, 8e9, 6e9, None, 2_048)
+    assert str(trained).endswith("the longest context is 2,048 tokens, which the model was trained for")
+    assert trained.longest == 2_048
+    assert str(Fit(9_216, False, 8e9, 6e9, None, 131_072)).endswith("the longest context is 9,216 tokens")
+
+
+def test_energy_says_what_it_leaves_out_and_what_the_helper_takes(question: Question) -> None:
+    best = trial(26.0, helped="tokens-only")
+    best = replace(best, figures={**best.figures, "energy_j": 45.0, "cloud_energy_j": 172.0})
+    assert "energy/answer 45.0 J without idle time and the helper 172 J" in chosen(question, [best]).lines[1]
 
 
 def test_a_first_answer_says_that_later_turns_do_not_fit() -> None:
