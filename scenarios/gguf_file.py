@@ -65,6 +65,7 @@ def gguf_node(file: Path) -> Node:
         "head_dim": number("attention.key_length") or hidden // heads,
         **_bits(reader, name),
         "kv_value_bytes": 2.0,
+        "stored": {"format": "GGUF"},
         "source": f"header of {quoted_name(file.name)}",
     }
     if experts:

@@ -68,6 +68,16 @@ def _window(config: dict[str, Any]) -> int | None:
     return None
 
 
+def _quantised_bits(quantised: dict[str, Any]) -> float | None:
+    """Bits of a weight with its share of its group's scale (16 bits) and zero, as AWQ and GPTQ have them."""
+    bits, group, method = quantised.get("bits"), quantised.get("group_size"), quantised.get("quant_method")
+    if method == "fp8":
+        return 8.0
+    if not isinstance(bits, int | float) or method not in ("awq", "gptq") or not isinstance(group, int) or group < 1:
+        return bits
+    return bits + (16 + bits) / group
+
+
 def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     family = str(config.get("model_type", ""))
@@ -75,7 +85,8 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
     dtype = str(config.get("torch_dtype") or config.get("dtype")).removeprefix("torch.")
     bits = _BITS.get(dtype, 16.0)
     quantised = config.get("quantization_config")
-    weight_bits = quantised.get("bits") if isinstance(quantised, dict) else None
+    quantised = quantised if isinstance(quantised, dict) else {}
+    weight_bits = _quantised_bits(quantised)
     attention: dict[str, Any] = {
         "kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or (hidden // heads if heads else 0),
@@ -98,6 +109,11 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
         "kv_value_bytes": min(bits, 16.0) / 8,
         "window": _window(config),
         # For a real run, which has its weights and KV as they are there.
-        "stored": {"folder": str(file.resolve().parent), "value_bytes": _BITS.get(dtype, 32.0) / 8},
+        "stored": {
+            "folder": str(file.resolve().parent),
+            "value_bytes": _BITS.get(dtype, 32.0) / 8,
+            # As the folder's weights are quantised, if they are.
+            "format": str(quantised.get("quant_method") or f"{weight_bits} bits") if weight_bits else None,
+        },
         "source": f"Hugging Face config.json, {file.resolve().parent.name}",
     }

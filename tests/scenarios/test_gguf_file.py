@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
 from kvferry.scenarios import gguf_file
-from kvferry.scenarios.loader import load_model
+from kvferry.scenarios.loader import load_model, load_scenario
 from kvferry.specs.errors import InputError
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, TOKENS = 2, 64, 4, 2, 16, 96, 50
@@ -58,6 +58,13 @@ def test_a_header_is_the_model_that_it_describes(tmp_path: Path) -> None:
     layer = sum(rows * columns for rows, columns in TENSORS.values())
     assert model.weight_bytes * 8 == LAYERS * layer * 4.5 + TOKENS * HIDDEN * (4.5 + 8.5)
     assert load_model(str(written(tmp_path / "tied.gguf", tied=True))).tied_embeddings
+
+
+def test_its_own_weights_hold_against_a_bundled_default(tmp_path: Path) -> None:
+    file = written(tmp_path / "mine.gguf")
+    scenario = load_scenario("decode", ["device=rtx-4060", f"model={file}"])
+    assert scenario.model == load_model(str(file)).model_copy(update={"source": scenario.model.source})
+    assert "the model's own (GGUF) in place of the scenario's q4_k_m" in scenario.model.source
 
 
 def test_a_mixture_of_experts(tmp_path: Path) -> None:

@@ -81,7 +81,10 @@ def test_the_same_scenario_comes_back() -> None:
     ("settings", "said"),
     [
         (["engine=mxl"], "Did you mean 'mlx'"),
-        (["engine=mlx"], "decode.yaml:7: precision.weights: mlx does not read q4_k_m; it reads mlx-4bit"),
+        (
+            ["device=iphone-17-pro", "precision.weights=q4_k_m"],
+            "precision.weights: mlx does not read q4_k_m; it reads mlx-4bit",
+        ),
         (["engine.layer_s=4"], "engine"),
         (["device.engine=no-such"], "device.engine: unknown engine 'no-such'"),
     ],
