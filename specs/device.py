@@ -3,10 +3,10 @@
 import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
-from kvferry.specs.engine import EngineSpec, Kernel, Share, with_engine
+from kvferry.specs.engine import VENDOR, EngineSpec, Kernel, Share, with_engine
 from kvferry.specs.heat import BatterySpec, HeatSpec
 from kvferry.specs.power_mode import PowerModeSpec, in_power_mode
 from kvferry.specs.storage import Slowdown, StorageSpec
@@ -250,6 +250,7 @@ _RUNTIME_BYTES = {"gpu": 0.5e9, "npu": 0.3e9, "cpu": 0.3e9}
 class DeviceSpec(Spec):
     """A device profile: every number carries its source in `sources`, keyed by the number's path."""
 
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema["properties"].update(vendor=VENDOR))
     name: str
     processors: dict[str, ProcessorSpec] = Field(min_length=1)
     # The processor that prefill and decoding run on.
@@ -284,7 +285,11 @@ class DeviceSpec(Spec):
         """In its power mode, under its engine."""
         if not isinstance(value, dict):
             return value
-        value, engine = in_power_mode(value), value.get("engine")
+        # The vendor is for the choice of engines alone (scenarios/engine_hardware.py).
+        value, engine = (
+            in_power_mode({key: part for key, part in value.items() if key != "vendor"}),
+            value.get("engine"),
+        )
         return with_engine(value, engine) if isinstance(engine, dict) else value
 
     @property
