@@ -48,6 +48,10 @@ def model_node(file: Path) -> Node:
         raise InputError(f"{name}: {experts}: {what}")
     if text.get("attention_chunk_size"):
         raise InputError(f"{name}: attention_chunk_size: layers that attend to a chunk of the tokens are not modelled")
+    if text.get("kv_lora_rank"):
+        lacks = next((key for key in (*_LATENT, "qk_nope_head_dim") if not isinstance(text.get(key), int)), None)
+        if lacks is not None:
+            raise InputError(f"{name}: {lacks}: is missing or no whole number; multi-head latent attention has it")
     missing = [key for key in _DIMENSIONS.values() if not isinstance(text.get(key), int)]
     if missing:
         raise InputError(f"{name}: {missing[0]}: is missing or no whole number; a decoder's config.json has it")

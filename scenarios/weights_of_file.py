@@ -15,13 +15,12 @@ _KEYS = ("weights", "weight_bits", "embedding_bits")
 def with_weights_of_file(tree: Node) -> Node:
     """A resolved scenario in the weights that it is to run with; the model's source says what was put in the place of
     what."""
-    precision = tree.child("precision")
-    said = {key: precision.child(key) for key in _KEYS} if precision is not None else {}
-    said = {key: node for key, node in said.items() if node is not None and node.value is not None}
+    found = ((key, tree.find(("precision", key))) for key in _KEYS)
+    said = {key: node for key, node in found if node is not None and node.value is not None}
     if not said:
         return tree
     defaults = [key for key, node in said.items() if _is_bundled(node)]
-    scenarios_own = ", ".join(str(node.value) if key == "weights" else key for key, node in said.items() if node)
+    scenarios_own = ", ".join(str(node.value) if key == "weights" else key for key, node in said.items())
     stored = tree.find(("model", "stored", "format"))
     if stored is not None and stored.value is not None:
         if len(defaults) < len(said):

@@ -95,9 +95,15 @@ def test_no_such_file_gives_more_than_a_line(tmp_path: Path, monkeypatch: pytest
     for kept in (0, 3, 20, 60, 400, size // 2, size - 1000):
         cut = tmp_path / f"cut{kept}.gguf"
         cut.write_bytes(whole.read_bytes()[:kept])
-        assert "not a whole GGUF file" in refused(cut)
+        assert f"not a whole GGUF file: it is cut short ({kept:,} bytes): download it again" in refused(cut)
     assert "magic" in refused(damaged(written(tmp_path / "magic.gguf"), 0, b"GGML"))
-    assert "version" in refused(damaged(written(tmp_path / "version.gguf"), 4, struct.pack("<I", 99)))
+    old = refused(damaged(written(tmp_path / "version.gguf"), 4, struct.pack("<I", 1)))
+    assert "is GGUF version 1; 2 and 3 are read: convert the model again" in old
+    assert "big-endian" in refused(damaged(written(tmp_path / "order.gguf"), 4, struct.pack(">I", 3)))
+    kv_heads = written(tmp_path / "heads.gguf")
+    at = kv_heads.read_bytes().find(b"head_count_kv") + len("head_count_kv") + 4
+    none = refused(damaged(kv_heads, at, struct.pack("<I", 0)))
+    assert "llama.attention.head_count_kv: is 0; one whole number above 0" in none
     for at in (8, 16):  # counts of tensors and keys
         assert "not a whole" in refused(damaged(written(tmp_path / "counts.gguf"), at, struct.pack("<Q", 2**60)))
     assert "mamba" in refused(written(tmp_path / "mamba.gguf", "mamba"))
