@@ -10,7 +10,7 @@ from kvferry.specs.engine import VENDOR, EngineSpec, Kernel, Share, with_engine
 from kvferry.specs.heat import BatterySpec, HeatSpec
 from kvferry.specs.power_mode import PowerModeSpec, in_power_mode
 from kvferry.specs.storage import Slowdown, StorageSpec
-from kvferry.specs.units import Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
+from kvferry.specs.units import Bandwidth, Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
 # Share of a machine's cores that others may keep busy while it is measured.
 QUIET_SHARE = 0.3
@@ -36,7 +36,7 @@ class ProcessorSpec(Spec):
 
     kind: Literal["gpu", "cpu", "npu"]
     flop_per_s: FlopPerS
-    bytes_per_s: BytesPerS
+    bytes_per_s: Bandwidth
     # Share of the peak that each kernel kind reaches; a kind that is absent reaches `default_efficiency`.
     efficiency: dict[Kernel, Share] = Field(default_factory=dict)
     default_efficiency: Share = 0.6
@@ -108,7 +108,7 @@ class MemorySpec(Spec):
     # where a profile does not say it; vLLM leaves 0.1 by default (gpu_memory_utilization), llama.cpp 1 GiB (--fit).
     margin_share: float = Field(default=0.02, ge=0, lt=1)
     # The bandwidth that all processors and DMA share if the memory is unified.
-    bytes_per_s: BytesPerS
+    bytes_per_s: Bandwidth
     # Host memory and copy path of a discrete GPU.
     host_capacity_bytes: Bytes | None = None
     copy_bytes_per_s: BytesPerS | None = None
