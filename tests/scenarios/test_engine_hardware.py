@@ -33,3 +33,7 @@ def test_engines_run_on_the_processor_that_is_chosen() -> None:
 def test_devices_have_engines_that_run_on_them(name: str) -> None:
     engine = load_device(name).engine
     assert load_scenario("decode", [f"device={name}"]).device.engine == engine
+
+
+def test_another_vendor_is_no_figure_with_a_source() -> None:
+    assert "vendor" not in load_device("rx-7600").sources
