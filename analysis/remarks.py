@@ -8,6 +8,7 @@ from kvferry.pipelines.record import Run
 from kvferry.specs.device import CalibrationSpec, DeviceSpec
 from kvferry.specs.machine import DEVICES
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.stored_model import replaced_weights
 
 BOUNDS = ("bound_s", "bound_gap", "regret", "regret_p95")
 
@@ -108,9 +109,12 @@ def why_no_cloud_energy(scenario: Scenario, run: Run) -> str | None:
 
 
 def _profiles(scenario: Scenario) -> list[str]:
-    """Returns what ``how_known`` says of the device's profile and of the other machines'."""
+    """Returns what ``how_known`` says of the device's profile and of the other machines', and which weights the model
+    has in place of the ones that its scenario or its file says."""
     devices = (scenario.device, *(machine.device for machine in scenario.machines.values()))
-    return [line for line in map(how_known, devices) if line]
+    weights = replaced_weights(scenario.model.source)
+    said = None if weights is None else f"weights of {scenario.model.name}: {weights}"
+    return [line for line in (*map(how_known, devices), said) if line]
 
 
 def rests_on(scenarios: Sequence[Scenario]) -> list[str]:

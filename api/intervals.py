@@ -172,7 +172,9 @@ class _Again:
     def _spread(self, what: str, bound: By, processor: str | None = None) -> Spread | None:
         device = self._scenario.device
         if device.engine is None:
-            self._not_known[what] = f"{device.name} names no engine, and no {STUDY} lies beside its profile"
+            self._not_known[what] = (
+                f"{device.name} names no engine, and no {STUDY} is beside its profile: --set engine=llama.cpp names one"
+            )
             return None
         spread = known_spread(device.engine.name, device.processors[processor or device.main].kind, bound)
         if spread is None:

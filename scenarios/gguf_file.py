@@ -62,13 +62,19 @@ def gguf_node(file: Path) -> Node:
         theirs = _DIMENSIONS.get(missing, "vocab_size")
         raise InputError(f"{name}: {architecture}.{theirs}: is missing or not one whole number for all layers")
     heads, hidden = dimensions["query_heads"] or 1, dimensions["hidden"] or 1
+    kv_heads = number("attention.head_count_kv") if "attention.head_count_kv" in keys else heads
+    if not kv_heads:
+        theirs = f"{architecture}.attention.head_count_kv"
+        what = "is not one whole number for all layers" if kv_heads is None else "is 0"
+        raise InputError(f"{name}: {theirs}: {what}; one whole number above 0 for all layers would do")
     model: dict[str, Any] = {
         **dimensions,
         "name": quoted_name(file.stem),
-        "kv_heads": number("attention.head_count_kv") or heads,
+        "kv_heads": kv_heads,
         "head_dim": number("attention.key_length") or hidden // heads,
         **_bits(reader, name),
         "kv_value_bytes": 2.0,
+        "stored": {"format": "GGUF"},
         "source": f"header of {quoted_name(file.name)}",
     }
     if experts:
@@ -114,12 +120,43 @@ def _opened(file: Path) -> "GGUFReader":
                 raise ValueError(f"it has {count:,} tensors, more than {MOST_TENSORS:,}")
             return super()._build_tensor_info(offs, count)
 
+    problem = _head_of(file)
+    if problem:
+        raise InputError(f"{shown(file)}: {problem}")
     try:
         return Bounded(file)
     except (ValueError, IndexError, KeyError, OverflowError, RecursionError, OSError, MemoryError) as error:
         # It may have names of keys and tensors.
         what = quoted_name(str(error))[:120] or type(error).__name__
+        if str(error).startswith(_PAST_THE_END):
+            raise InputError(f"{shown(file)}: {_cut_short(file)}") from None
         raise InputError(f"{shown(file)}: not a whole GGUF file of version 2 or 3: {what}") from None
+
+
+# How numpy and Python say that a file ends before what its header says it holds.
+_PAST_THE_END = ("When changing to a larger dtype", "cannot reshape array", "index 0 is out of bounds", "cannot mmap")
+_AGAIN = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
+
+
+def _cut_short(file: Path) -> str:
+    return f"not a whole GGUF file: it is cut short ({file.stat().st_size:,} bytes): download it again"
+
+
+def _head_of(file: Path) -> str | None:
+    """Returns what is wrong with the file's mark, version and byte order, and what to do; None if nothing."""
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(8)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not b"GGUF".startswith(head[:4]):
+        return "not a whole GGUF file: its magic is another; name the .gguf file of a model"
+    if len(head) < 8:
+        return _cut_short(file)
+    version = int.from_bytes(head[4:], "little")
+    if not version & 0xFFFF:
+        return f"its numbers are big-endian, which is not read: {_AGAIN}"
+    return None if version in (2, 3) else f"is GGUF version {version}; 2 and 3 are read: {_AGAIN}"
 
 
 def _text(reader: "GGUFReader", key: str) -> str:

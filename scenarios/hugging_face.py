@@ -51,6 +51,10 @@ def model_node(file: Path) -> Node:
         raise InputError(f"{name}: {experts}: {what}")
     if text.get("attention_chunk_size"):
         raise InputError(f"{name}: attention_chunk_size: layers that attend to a chunk of the tokens are not modelled")
+    if text.get("kv_lora_rank"):
+        lacks = next((key for key in (*_LATENT, "qk_nope_head_dim") if not isinstance(text.get(key), int)), None)
+        if lacks is not None:
+            raise InputError(f"{name}: {lacks}: is missing or no whole number; multi-head latent attention has it")
     missing = [key for key in _DIMENSIONS.values() if not isinstance(text.get(key), int)]
     if missing:
         raise InputError(f"{name}: {missing[0]}: is missing or no whole number; a decoder's config.json has it")
@@ -82,6 +86,16 @@ def _full_layers(config: dict[str, Any], family: str) -> list[int]:
     return [] if not isinstance(every, int) or every < 1 else list(range(every - 1, layers, every))
 
 
+def _quantised_bits(quantised: dict[str, Any]) -> float | None:
+    """Bits of a weight with its share of its group's scale (16 bits) and zero, as AWQ and GPTQ have them."""
+    bits, group, method = quantised.get("bits"), quantised.get("group_size"), quantised.get("quant_method")
+    if method == "fp8":
+        return 8.0
+    if not isinstance(bits, int | float) or method not in ("awq", "gptq") or not isinstance(group, int) or group < 1:
+        return bits
+    return bits + (16 + bits) / group
+
+
 def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     family = str(config.get("model_type", ""))
@@ -89,7 +103,8 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
     dtype = str(config.get("torch_dtype") or config.get("dtype")).removeprefix("torch.")
     bits = _BITS.get(dtype, 16.0)
     quantised = config.get("quantization_config")
-    weight_bits = quantised.get("bits") if isinstance(quantised, dict) else None
+    quantised = quantised if isinstance(quantised, dict) else {}
+    weight_bits = _quantised_bits(quantised)
     attention: dict[str, Any] = {
         "kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or (hidden // heads if heads else 0),
@@ -112,6 +127,11 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
         "kv_value_bytes": min(bits, 16.0) / 8,
         **_window(config),
         # For a real run, which has its weights and KV as they are there.
-        "stored": {"folder": str(file.resolve().parent), "value_bytes": _BITS.get(dtype, 32.0) / 8},
+        "stored": {
+            "folder": str(file.resolve().parent),
+            "value_bytes": _BITS.get(dtype, 32.0) / 8,
+            # As the folder's weights are quantised, if they are.
+            "format": str(quantised.get("quant_method") or f"{weight_bits} bits") if weight_bits else None,
+        },
         "source": f"Hugging Face config.json, {file.resolve().parent.name}",
     }

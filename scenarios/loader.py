@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from kvferry.scenarios.engine_hardware import engine_complaints
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.scenarios.named_files import content_digest, named_files
 from kvferry.scenarios.resolve import Complaint, extended, overridden, read_tree, with_parts
+from kvferry.scenarios.weights_of_file import with_weights_of_file
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
@@ -51,7 +53,8 @@ def scenario_tree(source: str | Path | Mapping[str, Any]) -> Node:
 
 def checked_scenario(tree: Node, complaints: Sequence[Complaint] = (), check: Check | None = None) -> Scenario:
     """The scenario of a resolved tree; `complaints` are what resolving it left. Raises InputError."""
-    scenario = _validated(Scenario, tree, complaints)
+    tree = with_weights_of_file(tree)
+    scenario = _validated(Scenario, tree, [*complaints, *engine_complaints(tree)])
     try:
         scenario = _with_links_known(scenario)
     except InputError as error:

@@ -3,14 +3,14 @@
 import itertools
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
-from kvferry.specs.engine import EngineSpec, Kernel, Share, with_engine
+from kvferry.specs.engine import VENDOR, EngineSpec, Kernel, Share, with_engine
 from kvferry.specs.heat import BatterySpec, HeatSpec
 from kvferry.specs.power_mode import PowerModeSpec, in_power_mode
 from kvferry.specs.storage import Slowdown, StorageSpec
-from kvferry.specs.units import Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
+from kvferry.specs.units import Bandwidth, Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
 
 # Share of a machine's cores that others may keep busy while it is measured.
 QUIET_SHARE = 0.3
@@ -36,7 +36,7 @@ class ProcessorSpec(Spec):
 
     kind: Literal["gpu", "cpu", "npu"]
     flop_per_s: FlopPerS
-    bytes_per_s: BytesPerS
+    bytes_per_s: Bandwidth
     # Share of the peak that each kernel kind reaches; a kind that is absent reaches `default_efficiency`.
     efficiency: dict[Kernel, Share] = Field(default_factory=dict)
     default_efficiency: Share = 0.6
@@ -108,7 +108,7 @@ class MemorySpec(Spec):
     # where a profile does not say it; vLLM leaves 0.1 by default (gpu_memory_utilization), llama.cpp 1 GiB (--fit).
     margin_share: float = Field(default=0.02, ge=0, lt=1)
     # The bandwidth that all processors and DMA share if the memory is unified.
-    bytes_per_s: BytesPerS
+    bytes_per_s: Bandwidth
     # Host memory and copy path of a discrete GPU.
     host_capacity_bytes: Bytes | None = None
     copy_bytes_per_s: BytesPerS | None = None
@@ -250,6 +250,7 @@ _RUNTIME_BYTES = {"gpu": 0.5e9, "npu": 0.3e9, "cpu": 0.3e9}
 class DeviceSpec(Spec):
     """A device profile: every number carries its source in `sources`, keyed by the number's path."""
 
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema["properties"].update(vendor=VENDOR))
     name: str
     processors: dict[str, ProcessorSpec] = Field(min_length=1)
     # The processor that prefill and decoding run on.
@@ -284,7 +285,11 @@ class DeviceSpec(Spec):
         """In its power mode, under its engine."""
         if not isinstance(value, dict):
             return value
-        value, engine = in_power_mode(value), value.get("engine")
+        # The vendor is for the choice of engines alone (scenarios/engine_hardware.py).
+        value, engine = (
+            in_power_mode({key: part for key, part in value.items() if key != "vendor"}),
+            value.get("engine"),
+        )
         return with_engine(value, engine) if isinstance(engine, dict) else value
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from kvferry.specs.base import Spec
 from kvferry.specs.units import Seconds
@@ -23,6 +23,8 @@ Kernel = Literal[
     "gather",
     "svd",
 ]
+# Who makes hardware, as files name it.
+VENDOR = {"type": "string", "minLength": 1, "description": "Who makes it: nvidia, apple and so on. Absent: any engine."}
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -41,11 +43,20 @@ class EngineOnProcessor(Spec):
 class EngineSpec(Spec):
     """Numbers that hold for all devices with a processor of the kind. Every number carries its source in `sources`."""
 
+    model_config = ConfigDict(
+        json_schema_extra=lambda schema: schema["properties"].update(vendors={"type": "array", "items": VENDOR})
+    )
     name: str
     processors: dict[Literal["gpu", "cpu", "npu"], EngineOnProcessor] = Field(min_length=1)
     # Weight formats that it reads; none named: it is not known which.
     weights: tuple[WeightFormatName, ...] = ()
     sources: dict[str, str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_alone(cls, value: Any) -> Any:
+        """Returns it without its `vendors`, of whose hardware it is: for its choice (scenarios/engine_hardware.py)."""
+        return {key: item for key, item in value.items() if key != "vendors"} if isinstance(value, dict) else value
 
 
 def with_engine(device: Mapping[str, Any], engine: Mapping[str, Any], replace: bool = False) -> dict[str, Any]:

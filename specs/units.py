@@ -279,12 +279,13 @@ def _pattern(kind: str) -> str:
     return rf"^{above_zero}\s*\+?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*{units[kind]}\s*$"
 
 
-def _physical(kind: str) -> Any:
-    """The validator and serialiser of the types below, as one piece of ``Annotated`` metadata each."""
+def _physical(kind: str, example: str | None = None) -> Any:
+    """The validator and serialiser of the types below, as one piece of ``Annotated`` metadata each. `example`: how a
+    missing one could be written, where the kind's own is no size that it has."""
     schema = {
         "type": "string",
         "description": f"a {kind} with its unit",
-        "examples": [KINDS[kind].example],
+        "examples": [example or KINDS[kind].example],
         "pattern": _pattern(kind),
     }
     return (
@@ -306,6 +307,8 @@ def _counted(noun: str | None) -> Any:
 Seconds = Annotated[float, *_physical("time")]
 Bytes = Annotated[float, *_physical("size")]
 BytesPerS = Annotated[float, *_physical("rate")]
+# Of memory, a hundred times a network's.
+Bandwidth = Annotated[float, *_physical("rate", "100 GB/s")]
 FlopPerS = Annotated[float, *_physical("compute rate")]
 Watts = Annotated[float, *_physical("power")]
 Joules = Annotated[float, *_physical("energy")]

@@ -114,7 +114,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         source=_GGUF,
     ),
     "mxfp4": WeightFormat(
-        rest="mxfp4", embedding=16.0, head=16.0, attention=16.0, source="gpt-oss model card: experts alone"
+        rest="mxfp4", embedding="q8_0", head="q8_0", attention="q8_0", source="llama.cpp, MXFP4_MOE: experts alone"
     ),
     "mlx-4bit": WeightFormat(
         rest=4.5, embedding=4.5, head=4.5, source="mlx_lm: groups of 64 share a 16-bit scale and bias"

@@ -137,6 +137,7 @@ def test_without_evidence_it_says_so(known: dict[str, Spread | None]) -> None:
     assert "interval" not in repr(found)
     no_engine = run(LOADING)
     assert any("prefill: tiny names no engine" in line for line in no_engine.remarks)
+    assert any("--set engine=llama.cpp names one" in line for line in no_engine.remarks)
 
 
 def test_both_systems_meet_the_same_samples(known: dict[str, Spread | None]) -> None:

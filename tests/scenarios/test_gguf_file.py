@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
 from kvferry.scenarios import gguf_file
-from kvferry.scenarios.loader import load_model
+from kvferry.scenarios.loader import load_model, load_scenario
 from kvferry.specs.errors import InputError
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, TOKENS = 2, 64, 4, 2, 16, 96, 50
@@ -60,6 +60,13 @@ def test_a_header_is_the_model_that_it_describes(tmp_path: Path) -> None:
     assert load_model(str(written(tmp_path / "tied.gguf", tied=True))).tied_embeddings
 
 
+def test_its_own_weights_hold_against_a_bundled_default(tmp_path: Path) -> None:
+    file = written(tmp_path / "mine.gguf")
+    scenario = load_scenario("decode", ["device=rtx-4060", f"model={file}"])
+    assert scenario.model == load_model(str(file)).model_copy(update={"source": scenario.model.source})
+    assert "the model's own (GGUF) in place of the scenario's q4_k_m" in scenario.model.source
+
+
 def test_a_mixture_of_experts(tmp_path: Path) -> None:
     counts = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
     model = load_model(str(written(tmp_path / "mixed.gguf", "qwen3moe", **counts)))
@@ -94,9 +101,15 @@ def test_no_such_file_gives_more_than_a_line(tmp_path: Path, monkeypatch: pytest
     for kept in (0, 3, 20, 60, 400, size // 2, size - 1000):
         cut = tmp_path / f"cut{kept}.gguf"
         cut.write_bytes(whole.read_bytes()[:kept])
-        assert "not a whole GGUF file" in refused(cut)
+        assert f"not a whole GGUF file: it is cut short ({kept:,} bytes): download it again" in refused(cut)
     assert "magic" in refused(damaged(written(tmp_path / "magic.gguf"), 0, b"GGML"))
-    assert "version" in refused(damaged(written(tmp_path / "version.gguf"), 4, struct.pack("<I", 99)))
+    old = refused(damaged(written(tmp_path / "version.gguf"), 4, struct.pack("<I", 1)))
+    assert "is GGUF version 1; 2 and 3 are read: convert the model again" in old
+    assert "big-endian" in refused(damaged(written(tmp_path / "order.gguf"), 4, struct.pack(">I", 3)))
+    kv_heads = written(tmp_path / "heads.gguf")
+    at = kv_heads.read_bytes().find(b"head_count_kv") + len("head_count_kv") + 4
+    none = refused(damaged(kv_heads, at, struct.pack("<I", 0)))
+    assert "llama.attention.head_count_kv: is 0; one whole number above 0" in none
     for at in (8, 16):  # counts of tensors and keys
         assert "not a whole" in refused(damaged(written(tmp_path / "counts.gguf"), at, struct.pack("<Q", 2**60)))
     assert "mamba" in refused(written(tmp_path / "mamba.gguf", "mamba"))

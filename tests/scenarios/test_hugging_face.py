@@ -53,6 +53,7 @@ def test_what_a_config_leaves_out(tmp_path: Path) -> None:
         ({"num_hidden_layers": None}, "num_hidden_layers: is missing"),
         ({"num_experts": 64}, "num_experts: a mixture of experts is modelled as DeepSeek-V2 has it"),
         ({"num_key_value_heads": 3}, "kv_heads"),
+        ({"kv_lora_rank": 512}, "qk_rope_head_dim: is missing or no whole number; multi-head latent attention has it"),
     ],
 )
 def test_what_is_no_such_model(tmp_path: Path, more: dict[str, Any], message: str) -> None:

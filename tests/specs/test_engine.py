@@ -81,7 +81,10 @@ def test_the_same_scenario_comes_back() -> None:
     ("settings", "said"),
     [
         (["engine=mxl"], "Did you mean 'mlx'"),
-        (["engine=mlx"], "decode.yaml:7: precision.weights: mlx does not read q4_k_m; it reads mlx-4bit"),
+        (
+            ["device=iphone-17-pro", "precision.weights=q4_k_m"],
+            "precision.weights: mlx does not read q4_k_m; it reads mlx-4bit",
+        ),
         (["engine.layer_s=4"], "engine"),
         (["device.engine=no-such"], "device.engine: unknown engine 'no-such'"),
     ],
@@ -113,3 +116,11 @@ def test_what_has_no_parts_is_refused_where_an_engine_would_be_laid_over_it(sett
     with pytest.raises(InputError) as error:
         load_scenario("quickstart", settings)
     assert said in str(error.value)
+
+
+def test_a_missing_bandwidth_is_asked_for_as_memory_has_it() -> None:
+    dumped = dump_scenario(load_scenario("decode"))
+    del dumped["device"]["memory"]["bytes_per_s"]
+    with pytest.raises(InputError) as error:
+        load_scenario(dumped)
+    assert str(error.value).endswith("device.memory.bytes_per_s: is missing; write it like bytes_per_s: 100 GB/s")

@@ -75,8 +75,14 @@ def test_a_format_of_plain_numbers_is_what_the_numbers_say() -> None:
 def test_experts_alone_are_small_in_mxfp4() -> None:
     experts = {"routed": 4, "active": 1, "shared": 0, "ffn": 512, "dense_layers": 0}
     model = tiny(weights="mxfp4", experts=experts)
-    attention = 16 * (65536 + 2 * 16384 + 65536)
+    attention = 8.5 * (65536 + 2 * 16384 + 65536)
+    assert model.head_bits == 8.5
     assert model.layer_bits * model.layer_parameters == pytest.approx(attention + 4.25 * 4 * 3 * 131072 + 32 * 4 * 256)
+
+
+def test_gpt_oss_is_as_large_as_its_file() -> None:
+    # gpt-oss-20b-mxfp4.gguf of ggml-org.
+    assert in_format("gpt-oss-20b", "mxfp4").weight_bytes == pytest.approx(12.11e9, rel=0.01)
 
 
 def test_a_format_replaces_numbers_and_numbers_a_format() -> None:

@@ -1,0 +1,49 @@
+"""Engines on hardware that they do not exist for: refused, with the engines that do."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvferry.scenarios.library import names
+from kvferry.scenarios.resolve import Complaint, read_tree
+from kvferry.specs.node import Node
+
+
+def engine_complaints(tree: Node) -> Iterator[Complaint]:
+    """Yields what is wrong with the engine of a resolved scenario on its device's main processor."""
+    key = ("engine",) if (own := tree.child("engine")) is not None and own.value is not None else ("device", "engine")
+    engine, device = tree.find(key), tree.child("device")
+    if engine is None or device is None:
+        return
+    said, of_device, chosen = engine.plain(), device.plain(), tree.child("processor")
+    if not isinstance(said, dict) or not isinstance(of_device, dict):
+        return
+    main = of_device.get("main") if chosen is None or chosen.value is None else chosen.value
+    processors = of_device.get("processors")
+    processor = processors.get(main) if isinstance(processors, dict) and isinstance(main, str) else None
+    kind = processor.get("kind") if isinstance(processor, dict) else None
+    vendor = of_device.get("vendor") if isinstance(of_device.get("vendor"), str) else None
+    if not isinstance(kind, str) or _runs_on(said, kind, vendor):
+        return
+    here = [name for name in names("engine") if _runs_on(_bundled(name), kind, vendor)]
+    hardware = " ".join(word for word in (vendor, kind) if word)
+    kinds = " and ".join(f"{one}s" for one in said.get("processors") or ())
+    own_vendors = f" of {' and '.join(said['vendors'])}" if said.get("vendors") else ""
+    instead = f"{', '.join(here)} would do" if here else "without an engine it would do"
+    what = (
+        f"{said.get('name')} runs on {kinds}{own_vendors}, not on the {hardware} of {of_device.get('name')}; {instead}"
+    )
+    yield Complaint(key, what)
+
+
+def _runs_on(engine: Mapping[str, Any], kind: str, vendor: str | None) -> bool:
+    """Whether there is such an engine; what is malformed is told by those that validate it."""
+    processors, vendors = engine.get("processors"), engine.get("vendors")
+    if isinstance(processors, dict) and processors and kind not in processors:
+        return False
+    return vendor is None or not isinstance(vendors, list) or not vendors or vendor in vendors
+
+
+def _bundled(name: str) -> dict[str, Any]:
+    engine = read_tree("engine", name, Path()).plain()
+    return engine if isinstance(engine, dict) else {}
