@@ -3,30 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from kvferry.scenarios.faults import complaints_of, input_error
 from kvferry.scenarios.resolve import read_tree
-from kvferry.specs.base import Spec
-from kvferry.specs.session import SessionSpec
-
-# Figures by which compositions are ranked: until an answer is complete, until its first token, between tokens, per
-# answer.
-Best = Literal["answer_s", "ttft_s", "tpot_s", "energy_j"]
-
-
-class UseSpec(Spec):
-    """The shape of a use's file."""
-
-    name: str = Field(min_length=1, max_length=100)
-    # What happens, in a line.
-    about: str = Field(min_length=1, max_length=300)
-    # What is not measured, for the reader of an answer.
-    assumes: tuple[str, ...] = ()
-    best: Best = "answer_s"
-    workload: SessionSpec
+from kvferry.specs.use import UseSpec
 
 
 @dataclass(frozen=True)

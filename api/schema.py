@@ -33,11 +33,12 @@ from kvferry.sim.costs.cost_model import COST_MODELS
 from kvferry.specs.base import Spec
 from kvferry.specs.document import read_document
 from kvferry.specs.errors import pick
+from kvferry.specs.use import UseSpec
 from kvferry.traces.resolve import known_traces
 
 # Of studies and searches, which vary a scenario, by kind of file.
 _VARYING: dict[str, type[Spec]] = {"study": StudySpec, "search": SearchSpec}
-KINDS = (*KINDS_OF_FILES, *_VARYING)
+KINDS = (*KINDS_OF_FILES, *_VARYING, "use")
 
 
 def schema(kind: str = "scenario") -> dict[str, Any]:
@@ -46,6 +47,10 @@ def schema(kind: str = "scenario") -> dict[str, Any]:
     pick("kind of file", dict.fromkeys(KINDS), kind)
     use_installed()
     core = _with_names(scenario_schema())
+    if kind == "use":
+        use = UseSpec.model_json_schema(by_alias=True)
+        use["properties"]["workload"] = {"$ref": "#/$defs/SessionSpec"}
+        return with_definitions_in_use({"$schema": DIALECT, **use, "title": "KVFerry use", "$defs": definitions(core)})
     if kind not in _VARYING:
         named: Kind = kind  # type: ignore[assignment]
         return file_schema(named, core, list(_alone()))

@@ -11,7 +11,7 @@ def schema(
     kind: Annotated[
         str,
         typer.Option(
-            "--kind", help="Of which files: scenario, study, search, device, storage, model, engine or runtime."
+            "--kind", help="Of which files: scenario, study, search, device, storage, model, engine, runtime or use."
         ),
     ] = "scenario",
     plugins: PluginOption = None,

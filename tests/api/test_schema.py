@@ -30,6 +30,7 @@ FOLDERS = {
     "model": "models",
     "study": "studies",
     "search": "searches",
+    "use": "uses",
 }
 # What a schema cannot tell: names and files that are not there, numbers of another size than the text looks, sums and
 # other rules over several keys, and what YAML itself refuses.
