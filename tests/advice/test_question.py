@@ -10,9 +10,9 @@ from kvferry.advice.question import question_of
 from kvferry.specs.errors import InputError
 
 
-def weights_of(model: str, *settings: str, **of: object) -> tuple[float, str | None]:
+def weights_of(model: str, *settings: str, device: str = "rtx-4060", **of: object) -> tuple[float, str | None]:
     """Bits of a layer's weight in the scenarios of a question, and the format by its name."""
-    question = question_of(device="rtx-4060", model=model, settings=settings, **of)  # type: ignore[arg-type]
+    question = question_of(device=device, model=model, settings=settings, **of)  # type: ignore[arg-type]
     model_spec = question._plain.model
     return model_spec.layer_bits, model_spec.weights
 
@@ -62,15 +62,17 @@ def test_a_file_of_dimensions_has_the_usual_format_unless_it_says_bits(tmp_path:
 
 
 def test_the_usual_format_follows_the_engine_and_the_users_precision() -> None:
-    assert weights_of("llama-3.2-1b", "engine=mlx")[1] == "mlx-4bit"
+    assert weights_of("llama-3.2-1b", "engine=mlx", device="apple-m3")[1] == "mlx-4bit"
     assert weights_of("llama-3.2-1b", "precision.weight_bits=8") == (8.0, None)
     assert weights_of("llama-3.2-1b", "precision.weights=q8_0")[1] == "q8_0"
 
 
 def test_weights_that_an_engine_does_not_read_are_told_with_one_that_does() -> None:
     with pytest.raises(InputError, match=r"^weights: llama.cpp does not read mlx-4bit; .*; --set engine=mlx would$"):
+        weights_of("llama-3.2-1b", weights="mlx-4bit", device="apple-m3")
+    assert weights_of("llama-3.2-1b", "engine=mlx", weights="mlx-4bit", device="apple-m3")[1] == "mlx-4bit"
+    with pytest.raises(InputError, match="^weights: llama.cpp does not read mlx-4bit; it reads [^;]*$"):
         weights_of("llama-3.2-1b", weights="mlx-4bit")
-    assert weights_of("llama-3.2-1b", "engine=mlx", weights="mlx-4bit")[1] == "mlx-4bit"
 
 
 @pytest.mark.parametrize(

@@ -323,5 +323,5 @@ def test_units_are_those_that_are_read(kind: str) -> None:
 def test_what_assists_has_known_keys_where_the_kind_is_not_said(
     validators: dict[str, Any], assist: dict[str, Any], valid: bool
 ) -> None:
-    told = faults(validators["scenario"], {"extends": "pd_device/assist", "policies": {"assist": assist}})
+    told = faults(validators["scenario"], {"extends": "mine.yaml", "policies": {"assist": assist}})
     assert (told == []) is valid, told
