@@ -1,4 +1,4 @@
-"""Promises beyond the pace that users tolerate: how many, the worst of them, and what would keep it."""
+"""Promises beyond the pace that users tolerate: how many, the worst of them, and what would lessen it."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +26,12 @@ def beyond_tolerated(
     worst = int(np.nanargmax(paces_s))
     of_worst = {name: float(columns[name][worst]) for name in ("pace_s", "tokens", "prompt", "ratio", "shown")}
     would = [] if workload.resident else ["workload.resident=true, as P does not count the loading of the model"]
-    tokens = _covering(of_worst, tau_s, estimates, wanted)
+    # One L for prompts of many lengths covers the worst and is far too many, or too few, for the others.
+    alike = len(set(columns["prompt"])) == 1
+    tokens = _covering(of_worst, tau_s, estimates, wanted) if alike else None
     would += [f"policies.assist.tokens={tokens}"] if tokens is not None else []
     what = f"{beyond:,} of {len(paces_s):,} requests are promised a pace beyond tau = {human.seconds(tau_s)}"
-    instead = f"; what would keep it: {', or '.join(would)}" if would else ""
+    instead = f"; what would lessen it: {', or '.join(would)}" if would else ""
     yield f"{what}, of {human.seconds(of_worst['pace_s'])} at most (prompt of {of_worst['prompt']:,.0f}){instead}"
 
 
