@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from time import sleep
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hostile_assist import HostileCloud, Voice, Way, as_fast_as_it_can
 from tiny import changed
 
 from kvferry.backends.live.assist import parts
+from kvferry.backends.live.assist.runner import AssistRunner
 from kvferry.backends.live.wire.channel import WiredChannel
 from kvferry.cloud.messages import BadMessage
 from kvferry.cloud.said import token_of, verdict_of
@@ -51,6 +53,18 @@ def one_model() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "warm_model", lambda scenario: found)
         yield
+
+
+@pytest.fixture(autouse=True)
+def slow_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its whole prompt is under way from the start: it would have a token of its own before the cloud says anything."""
+    really = AssistRunner._prefill
+
+    def prefill(runner: AssistRunner, op: Any, request: int) -> Any:
+        sleep(PATIENCE_S + 0.3)
+        return really(runner, op, request)
+
+    monkeypatch.setattr(AssistRunner, "_prefill", prefill)
 
 
 def ran(way: Way, refuses: int | None = None, **changes: Any) -> Run:

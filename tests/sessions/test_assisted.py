@@ -96,8 +96,8 @@ def test_a_turn_whose_cloud_is_silent_shows_the_devices_own_token() -> None:
 
 
 def test_a_turn_that_is_read_whole_waits_for_no_mask() -> None:
-    behind = ran("policies.assist={name: tokens-only, assist: {tokens: 5, mask: behind-token}}")
-    assert behind.requests == ran().requests
+    whole = "policies.assist={{name: pd-device, assist: {{tokens: 5, ratio: 1.0, mask: {}}}}}"
+    assert ran(whole.format("behind-token")).requests == ran(whole.format("with-token")).requests
 
 
 def test_energy_says_whose_it_is() -> None:

@@ -199,7 +199,7 @@ def test_a_prompt_that_is_kept_whole_has_no_mask_to_wait_for() -> None:
     # As many tokens as P has: none for 2 s of refining.
     workload = {"output": 60, "handling": {**BY_HAND["workload"]["handling"], "refine_token": "2 ms"}}
     runs = [
-        ran(f"policies.assist={{name: optimised, mask: {mask}}}", system="tokens-only", workload=workload)
+        ran(f"policies.assist={{name: optimised, ratio: 1.0, mask: {mask}}}", workload=workload)
         for mask in ("behind-token", "with-token")
     ]
     assert runs[0].requests == runs[1].requests
