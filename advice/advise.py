@@ -224,7 +224,7 @@ class _Work:
 
 
 def reserve_s(wall_s: float, processor_s: float, limit_s: float) -> float:
-    """How much of the time is kept for drawing and writing, at the pace of the work so far: on a busy machine it takes
+    """Returns the seconds to keep for drawing and writing, at the pace of the work so far: on a busy machine it takes
     many times its processor time."""
     if limit_s == inf:
         return 0.0

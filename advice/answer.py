@@ -60,7 +60,7 @@ class Answer:
 
     @property
     def how_many(self) -> str:
-        """How many compositions were run, in words."""
+        """Returns in words how many compositions were run."""
         tried, whole = self.tried
         over = "all" if whole == tried else f"{whole} of them" if whole else "none of them"
         if not self.cut_short:

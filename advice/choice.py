@@ -93,7 +93,7 @@ def _losing_nothing(exact: Trial | None, best: Trial, metric: str) -> str:
 
 
 def _costs(one: Trial, best: Trial, metric: str) -> Iterator[str]:
-    """What it takes more than the best, of what it does take more or less."""
+    """Yields how much more or less it takes than the best, by figure; equal figures are left out."""
     for key in dict.fromkeys((metric, "ttft_s", "energy_j", "memory_peak_bytes")):
         if best.figures.get(key) and key in one.figures:
             said = more(one.figures[key] / best.figures[key])

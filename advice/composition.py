@@ -88,7 +88,7 @@ class Composition:
 
     @property
     def given_up(self) -> int:
-        """How much it gives up, as a rank: 0 is nothing."""
+        """Returns how much it gives up, as a rank: 0 is nothing."""
         return LOSSES.index(self.loss)
 
     def gives_up_no_more_than(self, loss: Loss) -> bool:
@@ -196,7 +196,7 @@ class Space:
 
     @cached_property
     def number(self) -> int:
-        """How many compositions there are."""
+        """Returns the number of compositions."""
         return len(self.everything())
 
 

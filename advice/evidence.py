@@ -49,7 +49,7 @@ class Evidence:
 
     def _with_intervals(self, best: Trial) -> Iterator[str]:
         for key in FIGURES:
-            # Of the same evidence as the mean.
+            # It rests on the same evidence as the mean.
             if key in best.figures and key in self.intervals and key != "ttft_p95_s":
                 low, high = (shown(key, end) for end in sorted(self.intervals[key], reverse=key == "tpot_s"))
                 # Of two rates the unit stands once.

@@ -80,7 +80,7 @@ def tell_of(name: str, tell: Tell) -> Tell:
     if name == DEVICE:
         return tell
 
-    # Of a resource: a few names are told of again and again.
+    # The full name by resource: the same few come again and again.
     names: dict[str, str] = {}
 
     def told(span: Span) -> None:

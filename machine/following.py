@@ -21,7 +21,7 @@ class Following:
         self.slot_s: Callable[[int], float] | None = None
         self._ended = False
         self._lock = Lock()
-        # Of whoever has waited; not set only while someone waits. Modelled machines wait for none.
+        # Made by the first that waits, and set except while one waits; modelled machines never wait.
         self._news: Event | None = None
 
     def put(self, piece: Any) -> bool:

@@ -56,6 +56,17 @@ class SessionKv:
         # Which cache may write into the room behind the context: see cache.py.
         self.tenant: object = None
 
+    def append(
+        self, layer: int, begin: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes KV (heads x tokens x head_dim) of tokens that follow `begin` others; returns all up to the last of
+        them."""
+        end = begin + keys.shape[1]
+        both = self.keys[layer, 0], self.values[layer, 0]
+        for side, new in zip(both, (keys, values), strict=True):
+            side[:, begin:end] = new
+        return both[0][:, :end], both[1][:, :end]
+
     @property
     def n_bytes(self) -> int:
         return 2 * self.keys.nbytes

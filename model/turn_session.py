@@ -97,12 +97,7 @@ class TurnSession:
 
     def put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As RequestSession does."""
-        begin = len(self.history)
-        end = begin + keys.shape[1]
-        both = self.kv.keys[layer, 0], self.kv.values[layer, 0]
-        for side, new in zip(both, (keys, values), strict=True):
-            side[:, begin:end] = new
-        return both[0][:, :end], both[1][:, :end]
+        return self.kv.append(layer, len(self.history), keys, values)
 
     # --- what they share -----------------------------------------------------------------------------------------
 

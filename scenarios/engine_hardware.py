@@ -37,7 +37,7 @@ def engine_complaints(tree: Node) -> Iterator[Complaint]:
 
 
 def _runs_on(engine: Mapping[str, Any], kind: str, vendor: str | None) -> bool:
-    """Whether there is such an engine; what is malformed is told by those that validate it."""
+    """Returns whether there is such an engine; malformed values are refused where they are validated."""
     processors, vendors = engine.get("processors"), engine.get("vendors")
     if isinstance(processors, dict) and processors and kind not in processors:
         return False

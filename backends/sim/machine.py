@@ -285,7 +285,7 @@ class SimMachine:
 
     def handle(self, handling: Handling, *, request: int | None = None) -> simpy.Event:
         if type(handling) is Forget:
-            # There is nothing to give up, and nobody waits for it.
+            # A modelled machine keeps nothing of a request, and the event is never waited for.
             return self._nothing
         return self.env.timeout(handling.seconds, handling.expects)
 
