@@ -16,8 +16,9 @@ $ kvferry models byte-large              # its dimensions; kvferry run live/quic
  byte-large   3.59 M       8        8/4 x 32         7.18 MB   4.10 kB
 ```
 
-`byte-large` and `byte-small` (2.00 M) give the real backend real attention without a download: Transformers of the
-Qwen3 kind (QK-norm, YaRN by 4 to 8,192 tokens) that read bytes. Sources and licences: `model/bundled/*/SOURCES.md`.
+`byte-large`, `byte-long` (its dimensions, trained on at 8,192 and 9,216 tokens) and `byte-small` (2.00 M) give the
+real backend real attention without a download: Transformers of the Qwen3 kind (QK-norm, YaRN by 4 to 8,192 tokens)
+that read bytes. Sources and licences: `model/bundled/*/SOURCES.md`.
 
 They are no language models to talk to. **Their attention is more diffuse than a large model's**: a byte carries less
 than a token, and eight layers leave little room for heads that specialise. Compare methods, not percentages with a

@@ -1,4 +1,4 @@
-"""Sequences that teach copying and retrieval: repeats, key-value recall, and needles in text.
+"""Sequences that teach copying and retrieval: repeats, key-value recall, needles and lines to copy in text.
 
 A task is bytes and, per byte, a weight in the loss: 0 for bytes drawn at random, 1 for bytes that repeat earlier ones.
 Text between needles counts as text. Sequences have many questions each: one question at the end teaches too slowly.
@@ -132,6 +132,25 @@ def needles(random: np.random.Generator, size: int, text: Callable[[int], bytes]
         if random.random() < 0.15:
             writer.add(text(int(random.exponential(60)) + 1) + b"\n", 0.5)
         _ask(writer, *stated[random.integers(len(stated))])
+    return writer.cut(size)
+
+
+def copies(random: np.random.Generator, size: int, text: Callable[[int], bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Text with lines of random letters at random places; later a line's beginning comes, and its end bears loss."""
+    writer = Writer()
+    stated: list[bytes] = []
+    share = random.uniform(0.3, 0.95)  # where the lines end and only copies follow
+    stretch = random.uniform(20, max(60, size / 8))
+    while not stated or writer.size < share * size:
+        writer.add(text(int(random.exponential(stretch)) + 1), 0.5)
+        alphabet = LOWER if random.random() < 0.6 else ALPHABETS[random.integers(len(ALPHABETS))]
+        stated.append(word(random, 16, 60, alphabet))
+        writer.add(b"\n" + stated[-1] + b"\n", 0.0)
+    while writer.size < size:
+        line = stated[random.integers(len(stated))]
+        shown = int(random.integers(6, 2 * len(line) // 3 + 1))
+        writer.add(line[:shown], 0.0)
+        writer.add(line[shown:] + b"\n", 1.0)
     return writer.cut(size)
 
 

@@ -1,16 +1,21 @@
-"""Train one of the two bundled models from Python's own sources and documentation, in CPU minutes.
+r"""Train a bundled model from Python's own sources and documentation, in CPU minutes or on a GPU.
 
     python training/train.py byte-large --documentation html/_sources --output out/byte-large --minutes 60
+    python training/train.py byte-long --documentation html/_sources --output out/byte-long --minutes 8 \\
+        --start model/bundled/byte-large --device cuda --batch-tokens 131072 --workers 12
 
 The documentation is that of Debian's package python3.11-doc (`apt-get download python3.11-doc`, unpacked with
 `dpkg -x`, folder usr/share/doc/python3.11/html/_sources). A run that stops goes on from its last checkpoint. The
-learning rate follows the minutes spent, not steps, so that a run takes the given time on any machine.
+learning rate follows the minutes spent (of processor time on a CPU, by the clock on a GPU), not steps, so that a run
+takes the given time on any machine.
 """
 
 import argparse
+import itertools
 import json
 import sysconfig
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +24,9 @@ import numpy as np
 import torch
 from byte_models import CONFIGS, CONTEXT_TOKENS, loss, new_model
 from corpus import Corpus, corpus
+from joblib import Parallel, delayed
 from safetensors.torch import load_file, save_file
-from tasks import needles, recall, repeats
+from tasks import copies, needles, recall, repeats
 
 BATCH_TOKENS = 4096
 CHECKPOINT_S = 120.0
@@ -42,18 +48,28 @@ STAGES = (
     Stage(0.45, {256: 0.1, 512: 0.35, 1024: 0.35, 2048: 0.2}, MIXED),
     Stage(1.0, {1024: 0.15, 2048: 0.2, 4096: 0.3, 8192: 0.35}, MIXED),
 )
+# byte-long goes on from byte-large, mostly at the length of 8Ki and of what is said behind it.
+LONG_TOKENS = CONTEXT_TOKENS + 1024
+LENGTHENING = (
+    Stage(
+        1.0,
+        {1024: 0.05, 2048: 0.1, 4096: 0.15, LONG_TOKENS: 0.7},
+        {"repeats": 0.08, "recall": 0.12, "needles": 0.25, "copies": 0.2},
+    ),
+)
+COURSES = {"byte-large": STAGES, "byte-long": LENGTHENING, "byte-small": STAGES}
 LONG_RATE = 0.25  # of the peak learning rate, at the start of the last stage, which has real lengths up to 8K
 
 
 class Batches:
     """Sequences drawn again each time: text and tasks, some with positions that skip ahead (PoSE)."""
 
-    def __init__(self, text: np.ndarray, seed: int) -> None:
-        self.text, self.random = text, np.random.default_rng(seed)
+    def __init__(self, text: np.ndarray, seed: int | list[int], batch_tokens: int = BATCH_TOKENS) -> None:
+        self.text, self.random, self.batch_tokens = text, np.random.default_rng(seed), batch_tokens
 
     def draw(self, length: int, tasks: dict[str, float]) -> tuple[torch.Tensor, ...]:
         """ids, targets, weights and positions, each [batch, length]."""
-        rows = [self._sequence(length + 1, tasks) for _ in range(max(1, BATCH_TOKENS // length))]
+        rows = [self._sequence(length + 1, tasks) for _ in range(max(1, self.batch_tokens // length))]
         ids = torch.from_numpy(np.stack([ids for ids, _ in rows]))
         weights = torch.from_numpy(np.stack([weights for _, weights in rows]))[:, 1:].contiguous()
         positions = np.stack([self._positions(length) for _ in rows])
@@ -61,13 +77,19 @@ class Batches:
 
     def _sequence(self, size: int, tasks: dict[str, float]) -> tuple[np.ndarray, np.ndarray]:
         u = self.random.random()
-        if u < tasks["repeats"]:
-            return repeats(self.random, size)
-        if u < tasks["repeats"] + tasks["recall"]:
-            return recall(self.random, size)
-        if u < sum(tasks.values()):
-            return needles(self.random, size, lambda length: self._excerpt(length).tobytes())
+        for task, share in tasks.items():
+            u -= share
+            if u < 0:
+                return self._task(task, size)
         return self._excerpt(size).astype(np.int64), np.ones(size, np.float32)
+
+    def _task(self, task: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+        if task == "repeats":
+            return repeats(self.random, size)
+        if task == "recall":
+            return recall(self.random, size)
+        in_text = {"needles": needles, "copies": copies}[task]
+        return in_text(self.random, size, lambda length: self._excerpt(length).tobytes())
 
     def _excerpt(self, length: int) -> np.ndarray:
         begin = int(self.random.integers(len(self.text) - length))
@@ -77,7 +99,7 @@ class Batches:
         positions = np.arange(length)
         if length >= 512 and self.random.random() < 0.5:
             cuts = np.sort(self.random.integers(1, length, size=int(self.random.integers(1, 4))))
-            room = int(self.random.integers(0, CONTEXT_TOKENS - length + 1))
+            room = int(self.random.integers(0, max(CONTEXT_TOKENS, length) - length + 1))
             skips = np.diff(np.sort(self.random.integers(0, room + 1, size=len(cuts))), prepend=0)
             for cut, skip in zip(cuts, skips):
                 positions[cut:] += skip
@@ -87,9 +109,12 @@ class Batches:
 class Run:
     """A training run in a folder: weights, optimiser and progress."""
 
-    def __init__(self, name: str, folder: Path, peak: float, seed: int) -> None:
-        self.folder, self.peak = folder, peak
+    def __init__(self, name: str, folder: Path, peak: float, seed: int, start: Path | None, device: str) -> None:
+        self.folder, self.peak, self.device = folder, peak, device
         self.model = new_model(name, seed)
+        if start is not None:
+            self.model.load_state_dict(load_file(start / "model.safetensors"), strict=False)  # the head is tied
+        self.model.to(device)
         matrices = [w for w in self.model.model.layers.parameters() if w.ndim == 2]
         others = [w for w in self.model.parameters() if not any(w is m for m in matrices)]
         # Muon's steps are scaled to the size of AdamW's, so that both take the same rate.
@@ -101,7 +126,7 @@ class Run:
             self._resume()
 
     def step(self, batch: tuple[torch.Tensor, ...], rate: float) -> float:
-        value = loss(self.model, *batch)
+        value = loss(self.model, *(tensor.to(self.device) for tensor in batch))
         value.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers:
@@ -117,7 +142,7 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         weights = {name: w.detach() for name, w in self.model.named_parameters()}
         self.model.config.save_pretrained(self.folder)
-        halves = {name: w.to(torch.bfloat16).contiguous() for name, w in weights.items()}
+        halves = {name: w.to("cpu", torch.bfloat16).contiguous() for name, w in weights.items()}
         _write(halves, self.folder / "model.safetensors")
         names = {id(w): name for name, w in self.model.named_parameters()}
         state = {f"weight {name}": w for name, w in weights.items()}
@@ -146,34 +171,53 @@ class Run:
                     owners[id(weight)].state[weight][kind] = value
 
 
-def rate(peak: float, done: float, steps: int) -> float:
+def rate(peak: float, done: float, steps: int, stages: tuple[Stage, ...] = STAGES) -> float:
     """Warm-up, a cosine to the start of the last stage, and from there linearly to zero."""
-    last = STAGES[-2].until
+    last = stages[-2].until if len(stages) > 1 else 0.0
+    rising = min(1.0, (steps + 1) / 100)
     if done >= last:
-        return peak * LONG_RATE * max(0.01, (1 - done) / (1 - last))
+        return peak * rising * LONG_RATE * max(0.01, (1 - done) / (1 - last))
     falling = LONG_RATE + (1 - LONG_RATE) * 0.5 * (1 + float(np.cos(np.pi * done / last)))
-    return peak * min(1.0, (steps + 1) / 100) * falling
+    return peak * rising * falling
 
 
-def train(run: Run, text: Corpus, minutes: float, seed: int) -> None:
-    batches = Batches(text.learnt, seed + run.steps)
-    began_s = saved_s = time.process_time()
+def drawn(text: np.ndarray, stage: Stage, seed: list[int], batch_tokens: int) -> tuple[torch.Tensor, ...]:
+    """A batch of one of the stage's lengths; the same seed draws the same, in any process."""
+    batches = Batches(text, seed, batch_tokens)
+    length = int(batches.random.choice(list(stage.lengths), p=list(stage.lengths.values())))
+    return batches.draw(length, stage.tasks)
+
+
+def train(run: Run, text: Corpus, given: Any) -> None:
+    stages = COURSES[given.name]
+    clock = time.process_time if run.device == "cpu" else time.monotonic
+
+    def done() -> float:
+        return run.seconds / (60 * given.minutes)
+
+    def jobs() -> Iterator[Any]:
+        for number in itertools.count(run.steps):
+            stage = next((stage for stage in stages if done() < stage.until), stages[-1])
+            yield delayed(drawn)(text.learnt, stage, [given.seed, number], given.batch_tokens)
+
+    batches = Parallel(given.workers, return_as="generator", pre_dispatch="3*n_jobs")(jobs())
+    began_s = saved_s = clock()
     before_s = run.seconds
     seen: dict[int, list[float]] = {}
-    while (done := run.seconds / (60 * minutes)) < 1:
-        stage = next(stage for stage in STAGES if done < stage.until)
-        length = int(batches.random.choice(list(stage.lengths), p=list(stage.lengths.values())))
-        value = run.step(batches.draw(length, stage.tasks), rate(run.peak, done, run.steps))
-        seen.setdefault(length, []).append(value / np.log(2))
-        run.seconds = before_s + time.process_time() - began_s
+    while done() < 1:
+        batch = next(batches)
+        value = run.step(batch, rate(run.peak, done(), run.steps, stages))
+        seen.setdefault(batch[0].shape[1], []).append(value / np.log(2))
+        run.seconds = before_s + clock() - began_s
         if run.steps % 50 == 0:
             means = "  ".join(f"{length}: {np.mean(values):.3f}" for length, values in sorted(seen.items()))
             print(f"step {run.steps}  {run.seconds / 60:.1f} min  bits/byte over all targets  {means}", flush=True)
             seen = {}
-        if time.process_time() - saved_s > CHECKPOINT_S:
+        if clock() - saved_s > CHECKPOINT_S:
             run.save()
-            saved_s = time.process_time()
+            saved_s = clock()
     run.save()
+    batches.close()
 
 
 def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -192,6 +236,10 @@ def arguments() -> Any:
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--start", type=Path, help="a folder of weights of the same dimensions to go on from")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS)
+    parser.add_argument("--workers", type=int, default=1, help="processes that draw batches")
     return parser.parse_args()
 
 
@@ -199,9 +247,9 @@ def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
     text = corpus(given.stdlib, given.documentation)
-    run = Run(given.name, given.output, given.rate, given.seed)
+    run = Run(given.name, given.output, given.rate, given.seed, given.start, given.device)
     print(f"{len(text.learnt):,} bytes of {len(text.learnt_files)} files; from step {run.steps}", flush=True)
-    train(run, text, given.minutes, given.seed)
+    train(run, text, given)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ pytest.importorskip("transformers")
 import torch
 from transformers import PreTrainedModel
 
+from kvferry.backends.live.quality.tasks import ASKING
 from kvferry.model.models import BUNDLED, bundled, load_model, spec_of
+from kvferry.model.prompts import Prompts
 from kvferry.model.session import Session
 from kvferry.model.tokens import BYTE_VOCABULARY, ByteTokens
 from kvferry.scenarios.loader import load_model as described
@@ -20,7 +22,7 @@ from kvferry.specs.errors import InputError
 
 pytestmark = pytest.mark.torch
 
-NAMES = ("byte-large", "byte-small")
+NAMES = ("byte-large", "byte-long", "byte-small")
 # Code that no training text holds: this project's own.
 TEXT = ByteTokens().encode(inspect.getsource(Session) + inspect.getsource(textwrap))
 
@@ -32,7 +34,7 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 def test_they_are_found_by_name() -> None:
     assert bundled() == NAMES
-    with pytest.raises(InputError, match=r"nor bundled \(byte-large, byte-small\)"):
+    with pytest.raises(InputError, match=r"nor bundled \(byte-large, byte-long, byte-small\)"):
         load_model("byte-medium")
 
 
@@ -45,7 +47,7 @@ def test_their_descriptions_are_theirs(name: str) -> None:
 
 
 def test_together_they_stay_small() -> None:
-    assert sum(path.stat().st_size for path in BUNDLED.glob("*/*")) < 15e6
+    assert sum(path.stat().st_size for path in BUNDLED.glob("*/*")) < 19e6
 
 
 def test_held_out_code_is_no_surprise(model: PreTrainedModel) -> None:
@@ -77,6 +79,19 @@ def _answers(model: PreTrainedModel, context: list[int], question: list[int], n:
     session = Session(model, context, chunk_tokens=512)
     session.prefill()
     return session.generate(question, max_new_tokens=n, do_sample=False)
+
+
+@pytest.mark.parametrize("context", [1024, pytest.param(8192, marks=pytest.mark.long)])
+@pytest.mark.parametrize("task", sorted(ASKING))
+def test_the_one_trained_at_8ki_answers_questions_there(task: str, context: int) -> None:
+    model = load_model("byte-long")
+    asked = ASKING[task](Prompts(BUNDLED / "byte-long", BYTE_VOCABULARY, None, 0), 0, context)
+    ids = torch.tensor([asked.context + asked.said])
+    with torch.no_grad():
+        likeliest = model(ids, logits_to_keep=len(asked.said)).logits[0].argmax(-1)
+    right = asked.right(np.array([asked.said[0], *likeliest[:-1].tolist()]))
+    assert len(right) == 8
+    assert sum(right) >= 7  # byte-large at 8,192: 5.5 needles, 4 copies in the mean
 
 
 def test_loading_draws_no_progress_bar(capfd: pytest.CaptureFixture[str]) -> None:

@@ -146,7 +146,7 @@ def test_weights_that_nothing_can_be_computed_with_are_refused(saved: Any, weigh
         load_head(model)
 
 
-@pytest.mark.parametrize("name", ["byte-large", "byte-small"])
+@pytest.mark.parametrize("name", ["byte-large", "byte-long", "byte-small"])
 def test_bundled_models_come_with_a_head(name: str) -> None:
     from kvferry.model.models import load_model
     from kvferry.model.retrieval_head import FILE, load_head

@@ -91,6 +91,19 @@ def test_needles_hold_text_at_half_weight() -> None:
     assert (weights == 1.0).any()
 
 
+def test_a_line_in_text_ends_as_it_was_said_before() -> None:
+    random, copied = np.random.default_rng(2), 0
+    for _ in range(20):
+        ids, weights = tasks.copies(random, 3000, lambda length: b"." * length)
+        said = bytes(ids.astype(np.uint8))
+        edges = np.flatnonzero(np.diff(np.r_[0, weights == 1.0, 0])).reshape(-1, 2)
+        copied += len(edges)
+        # Shown letters and the line's end together stand in the text; the last byte is the line's end.
+        for begin, end in edges[:-1]:
+            assert said[begin - 6 : end] in said[: end - 1]
+    assert copied > 100
+
+
 @pytest.mark.parametrize("name", ["repeats", "recall"])
 def test_the_same_seed_draws_the_same(name: str) -> None:
     one, other = (getattr(tasks, name)(np.random.default_rng(4), 300)[0] for _ in range(2))
