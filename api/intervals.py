@@ -22,6 +22,7 @@ from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.engine_memory import offload_of
 from kvferry.policies.offload import Offload
+from kvferry.scenarios.prototypes import by_data_sheet
 from kvferry.sim.costs.bound_by import bound_by
 from kvferry.sim.slowed import slowed, with_slowed_storage
 from kvferry.specs.offload import CPU
@@ -172,9 +173,9 @@ class _Again:
     def _spread(self, what: str, bound: By, processor: str | None = None) -> Spread | None:
         device = self._scenario.device
         if device.engine is None:
-            self._not_known[what] = (
-                f"{device.name} names no engine, and no {STUDY} is beside its profile: --set engine=llama.cpp names one"
-            )
+            other = by_data_sheet(device.name)
+            named = "--set engine=llama.cpp names one" if other is None else f"--set device={other} names one"
+            self._not_known[what] = f"{device.name} names no engine, and no {STUDY} is beside its profile: {named}"
             return None
         spread = known_spread(device.engine.name, device.processors[processor or device.main].kind, bound)
         if spread is None:

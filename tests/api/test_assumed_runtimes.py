@@ -12,7 +12,7 @@ from kvferry.api.result import run
 from kvferry.api.sweep import sweep
 from kvferry.specs.errors import InputError
 
-BOARDS = ("jetson-agx-orin-kvswap", "jetson-agx-orin-64gb")
+BOARDS = ("jetson-agx-orin-kvswap", "jetson-agx-orin-sparkv")
 
 
 def settings(board: str, **more: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_a_result_says_what_it_assumes(compared: dict[str, Comparison]) -> None:
     assert "decoding" in envelope["evidence"]["not_known"], "nothing says how far this profile is off"
     told = envelope["provenance"]["runtime"]
     assert (told["name"], told["assumed"], told["scale"]) == ("kvswap-prototype", True, pytest.approx(1.3 / 2.2))
-    assert any("is assumed on jetson-agx-orin-64gb: kvswap-prototype" in line for line in found.remarks)
+    assert any("is assumed on jetson-agx-orin-sparkv: kvswap-prototype" in line for line in found.remarks)
     assert any("what it comes to on the known runtimes (ideal, kvswap-prototype)" in one for one in found.remarks)
     assert " to " in repr(found), "the table has the interval"
     known = compared[BOARDS[0]]["kvswap"]

@@ -70,10 +70,10 @@ ENDS: dict[str, Changed] = {
 # What a system reads ahead of clusters hangs on its estimates, which the plan keeps: up to 4 %.
 RUNS = {
     "kvswap, from the host": ("decode", ["system=kvswap", *ON_NVME], 0.01),
-    "kvswap": ("decode", ["system=kvswap", "device=jetson-agx-orin-64gb", *ON_NVME], 0.01),
+    "kvswap": ("decode", ["system=kvswap", "device=jetson-agx-orin-sparkv", *ON_NVME], 0.01),
     "kvswap, slowed by computing": (
         "kvswap/throughput",
-        ["device=jetson-agx-orin-64gb", "device.storage=emmc", "workload.context=4096"],
+        ["device=jetson-agx-orin-sparkv", "device.storage=emmc", "workload.context=4096"],
         0.01,
     ),
     "flexgen": ("decode", ["system=flexgen", *ON_NVME], 0.01),
