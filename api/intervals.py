@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _OF_DECODING = {"tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "decode_tokens_per_s", "block_s"}
 # Tokens that are decoded on a runtime with which a system plans otherwise; the first half of them warms up.
-_FEW_TOKENS = 24
+_FEW_TOKENS = 16
 # Tokens that are decoded where requests decode together with all KV in memory.
 _FIRST_TOKENS = 4
 # The share of a token's time that may lie in what nothing is known of.
