@@ -20,7 +20,6 @@ def devices(
     from kvferry.cli.table import print_table
     from kvferry.scenarios.library import names
     from kvferry.scenarios.loader import load_device
-    from kvferry.scenarios.prototypes import of_a_prototype
     from kvferry.specs import human
     from kvferry.specs.errors import quoted
 
@@ -39,9 +38,8 @@ def devices(
         print_table(("figure", "value", "source"), _figures(found[0].model_dump(exclude_defaults=True)))
         if note := how_known(found[0]):
             print(quoted(note))
-        for line in (of_a_prototype(found[0]), *_checked(found[0].name)):
-            if line is not None:
-                print(line)
+        for line in _checked(found[0].name):
+            print(line)
 
 
 def _checked(device: str) -> Iterator[str]:

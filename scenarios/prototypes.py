@@ -15,14 +15,11 @@ def by_data_sheet(device: str) -> str | None:
     return found.value if found is not None and isinstance(found.value, str) else None
 
 
-def of_a_prototype(device: DeviceSpec) -> str | None:
-    """A line on a bundled profile without an engine: what its figures are, and what would be the hardware alone; None
-    for others."""
+def instead_of_a_prototype(device: DeviceSpec) -> str | None:
+    """What a user would set to have the hardware by its data sheet, where a bundled profile names no engine; None for
+    others, and where nothing would do."""
     if device.engine is not None or device.is_measured or device.name not in names("device"):
         return None
-    other = by_data_sheet(device.name)
-    instead = f"--set device={other}" if other else None
-    if instead is None and device.processors[device.main].kind in ("gpu", "cpu"):
-        instead = "--set engine=llama.cpp"
-    would = "" if instead is None else f"; {instead} takes the hardware by its data sheet"
-    return f"{device.name} names no engine: its efficiencies are what a paper's or a tuned program made of it{would}"
+    if other := by_data_sheet(device.name):
+        return f"--set device={other}"
+    return "--set engine=llama.cpp" if device.processors[device.main].kind in ("gpu", "cpu") else None
