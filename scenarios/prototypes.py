@@ -1,5 +1,6 @@
 """Profiles that hold what a prototype made of hardware, beside the same hardware by its data sheet."""
 
+from functools import cache
 from pathlib import Path
 
 from kvferry.scenarios.library import names
@@ -7,6 +8,7 @@ from kvferry.scenarios.resolve import read_tree
 from kvferry.specs.device import DeviceSpec
 
 
+@cache
 def by_data_sheet(device: str) -> str | None:
     """Returns the bundled device that has the same hardware by its data sheet; None where none is named."""
     if device not in names("device"):
