@@ -9,6 +9,9 @@ from kvferry.scenarios.resolve import Complaint, read_tree
 from kvferry.specs.node import Node
 from kvferry.specs.weight_format import OF_GGUF
 
+# Weights that folders of Hugging Face hold, and that engines say they read. Others, such as MXFP4, they do not say.
+_OF_FOLDERS = ("awq", "gptq", "fp8")
+
 
 def engine_complaints(tree: Node) -> Iterator[Complaint]:
     """Yields what is wrong with the engine of a resolved scenario on its device's main processor, or else with its
@@ -27,10 +30,16 @@ def engine_complaints(tree: Node) -> Iterator[Complaint]:
     vendor = of_device.get("vendor") if isinstance(of_device.get("vendor"), str) else None
     if not isinstance(kind, str):
         return
-    here = {name: one for name in names("engine") if _runs_on(one := _bundled(name), kind, vendor)}
     if _runs_on(said, kind, vendor):
-        yield from _file_complaints(tree, said, here)
+        if (what := _unread(tree, said, asked=key == ("engine",))) is not None:
+            readers = [name for name, one in _that_run(kind, vendor) if _unread(tree, one, asked=True) is None]
+            would = (
+                f"engine: {', '.join(readers)} would do, or" if readers else "without an engine it would do, or with"
+            )
+            what = f"{what}, which {said.get('name')} does not read; {would} precision.weights: {said['weights'][0]}"
+            yield Complaint(("model",), what, at_key=True)
         return
+    here = [name for name, _ in _that_run(kind, vendor)]
     hardware = " ".join(word for word in (vendor, kind) if word)
     kinds = " and ".join(f"{one}s" for one in said.get("processors") or ())
     own_vendors = f" of {' and '.join(said['vendors'])}" if said.get("vendors") else ""
@@ -41,26 +50,27 @@ def engine_complaints(tree: Node) -> Iterator[Complaint]:
     yield Complaint(key, what)
 
 
-def _file_complaints(
-    tree: Node, engine: Mapping[str, Any], here: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Complaint]:
-    """Yields a complaint about a GGUF file whose own weights an engine would have to read that reads none; `here`: what
-    runs on this hardware."""
-    stored, own = tree.find(("model", "stored", "format")), tree.child("precision")
-    read = engine.get("weights")
-    if stored is None or stored.value != "GGUF" or not isinstance(read, list) or not read or _reads_gguf(engine):
-        return
+def _that_run(kind: str, vendor: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the bundled engines that run on such hardware."""
+    for name in names("engine"):
+        engine = _bundled(name)
+        if _runs_on(engine, kind, vendor):
+            yield name, engine
+
+
+def _unread(tree: Node, engine: Mapping[str, Any], *, asked: bool) -> str | None:
+    """Returns which weights of the model's own file an engine would have to read that does not; None where it reads
+    them, or others are to be run. `asked`: by the user; a device's usual engine is not held to a quantised folder."""
+    stored, own, read = tree.find(("model", "stored", "format")), tree.child("precision"), engine.get("weights")
+    if stored is None or not isinstance(stored.value, str) or not isinstance(read, list) or not read:
+        return None
     if own is not None and any(own.child(key) is not None for key in ("weights", "weight_bits")):
-        return
-    readers = [name for name, one in here.items() if _reads_gguf(one)]
-    would = f"engine: {', '.join(readers)} would do, or" if readers else "without an engine it would do, or with"
-    what = f"a GGUF file, which {engine.get('name')} does not read; {would} precision.weights: {read[0]}"
-    yield Complaint(("model",), what, at_key=True)
-
-
-def _reads_gguf(engine: Mapping[str, Any]) -> bool:
-    read = engine.get("weights")
-    return isinstance(read, list) and any(str(name).lower() in OF_GGUF for name in read)
+        return None
+    reads = {str(name).lower() for name in read}
+    if stored.value == "GGUF":
+        return None if reads & OF_GGUF else "a GGUF file"
+    quantised = stored.value.lower()
+    return f"weights in {quantised}" if asked and quantised in _OF_FOLDERS and quantised not in reads else None
 
 
 def _runs_on(engine: Mapping[str, Any], kind: str, vendor: str | None) -> bool:
