@@ -46,10 +46,10 @@ def test_one_board_under_its_two_profiles_names_no_two_winners(compared: dict[st
 
 
 def test_the_ends_of_an_interval_are_the_runs_on_those_runtimes(compared: dict[str, Comparison]) -> None:
-    """What a user gets who names them."""
+    """What a user gets who names them, as far as 16 tokens tell on one with far larger buffers."""
     found = compared[BOARDS[1]]["kvswap"]
     ends = tuple(rate(BOARDS[1], runtime=name) for name in ("kvswap-prototype", "ideal"))
-    assert found.intervals["throughput_tokens_per_s"] == pytest.approx(ends)
+    assert found.intervals["throughput_tokens_per_s"] == pytest.approx(ends, rel=1e-3)
     assert found.metrics["throughput_tokens_per_s"] == ends[0]
     assert "tpot_s" in found.intervals
     assert "kv_buffer_bytes" not in found.intervals, "no latency and no rate"
