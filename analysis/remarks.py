@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from kvferry.analysis.ran_on import drawn_ids
 from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
+from kvferry.scenarios.prototypes import instead_of_a_prototype
 from kvferry.specs.device import CalibrationSpec, DeviceSpec
 from kvferry.specs.machine import DEVICES
 from kvferry.specs.scenario import Scenario
@@ -15,11 +16,13 @@ BOUNDS = ("bound_s", "bound_gap", "regret", "regret_p95")
 
 def how_known(device: DeviceSpec) -> str | None:
     """A line that says that a profile was not measured, and how to measure one, or how and when it was; None for a
-    measured profile that does not say."""
+    measured profile that does not say. Of a prototype's profile it says what is the hardware alone."""
     if device.is_measured:
         return None if device.calibration is None else f"{device.name} was {_measured(device.calibration)}"
+    instead = instead_of_a_prototype(device)
+    own = "" if instead is None else f" and names no engine, as papers' profiles ({instead}: by data sheet)"
     return (
-        f"{device.name} is not a measured device (kvferry devices says where its figures are from);"
+        f"{device.name} is not a measured device (kvferry devices says where its figures are from){own};"
         " kvferry calibrate measures one"
     )
 

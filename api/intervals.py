@@ -22,6 +22,7 @@ from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.engine_memory import offload_of
 from kvferry.policies.offload import Offload
+from kvferry.scenarios.prototypes import by_data_sheet
 from kvferry.sim.costs.bound_by import bound_by
 from kvferry.sim.slowed import slowed, with_slowed_storage
 from kvferry.specs.offload import CPU
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 _OF_DECODING = {"tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "decode_tokens_per_s", "block_s"}
 # Tokens that are decoded on a runtime with which a system plans otherwise; the first half of them warms up.
-_FEW_TOKENS = 24
+_FEW_TOKENS = 16
+# Tokens that are decoded where requests decode together with all KV in memory.
+_FIRST_TOKENS = 4
 # The share of a token's time that may lie in what nothing is known of.
 MOST_UNKNOWN = 0.5
 # The rate that the scenario measures.
@@ -172,9 +175,9 @@ class _Again:
     def _spread(self, what: str, bound: By, processor: str | None = None) -> Spread | None:
         device = self._scenario.device
         if device.engine is None:
-            self._not_known[what] = (
-                f"{device.name} names no engine, and no {STUDY} is beside its profile: --set engine=llama.cpp names one"
-            )
+            other = by_data_sheet(device.name)
+            named = "--set engine=llama.cpp names one" if other is None else f"--set device={other} names one"
+            self._not_known[what] = f"{device.name} names no engine, and no {STUDY} is beside its profile: {named}"
             return None
         spread = known_spread(device.engine.name, device.processors[processor or device.main].kind, bound)
         if spread is None:
@@ -245,9 +248,17 @@ class _Again:
             if found is not None:
                 return metrics_for(scenario, found)
             scenario = _of_few_tokens(scenario)
+        elif self._first_will_do:
+            scenario = self._of_first_tokens(scenario)
         with self._watch(f"{scenario.name}: {scenario.system}, how sure: {what}") as progress:
             run = run_whole(scenario, progress)
-        return metrics_for(scenario, run) if run.outcome == "done" else None
+        if run.outcome != "done":
+            return None
+        if self._first_will_do:
+            from kvferry.pipelines.decoding.elsewhere import as_first_tokens
+
+            return metrics_for(self._scenario, as_first_tokens(self._before, run))
+        return metrics_for(scenario, run)
 
     @cached_property
     def _elsewhere(self) -> Elsewhere | None:
@@ -257,6 +268,25 @@ class _Again:
         from kvferry.pipelines.decoding.elsewhere import Elsewhere
 
         return Elsewhere(self._scenario, self._before)
+
+    @cached_property
+    def _first_will_do(self) -> bool:
+        """Whether the first tokens with weights elsewhere stand for all, as nothing but the context grows."""
+        scenario = self._scenario
+        if scenario.workload.kind != "decode" or self._offload is None or scenario.decode.workload.lengths is not None:
+            return False
+        from kvferry.pipelines.decoding.elsewhere import together
+
+        grows_alone = scenario.device.heat is None and scenario.load is None
+        return grows_alone and together(self._before) and scenario.decode.workload.output > _FIRST_TOKENS
+
+    def _of_first_tokens(self, scenario: Scenario) -> Scenario:
+        """Returns the scenario with fewer tokens, and as many layers elsewhere as with all."""
+        assert self._offload is not None
+        offload = self._offload.spec.model_copy(update={"layers": self._offload.layers})
+        workload = scenario.decode.workload.model_copy(update={"output": _FIRST_TOKENS})
+        budget = scenario.decode.budget.model_copy(update={"offload": offload})
+        return scenario.model_copy(update={"workload": workload, "budget": budget})
 
     def _of_decoding(self, key: str) -> bool:
         return key in _OF_DECODING or (key in _OF_RATE and self._scenario.measure == "decode")

@@ -42,7 +42,7 @@ CONTEXT_TOKENS = 204_800
 
 
 def rows() -> Iterator[Row]:
-    processor, model = load_device("jetson-agx-orin-64gb").processors["gpu"], load_model("qwen3-4b")
+    processor, model = load_device("jetson-agx-orin-sparkv").processors["gpu"], load_model("qwen3-4b")
     models = {name: COST_MODELS[name](processor, model) for name in ("roofline", "block-sparse", "predictor")}
 
     answer_s = best_s(lambda: Cost(1.0, 1.0), times=20_000)

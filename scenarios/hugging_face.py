@@ -122,6 +122,7 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
         **attention,
         "name": file.resolve().parent.name if file.name == CONFIG else file.stem,
         "tied_embeddings": bool(tied) if tied is not None else family.startswith(_TIED),
+        **({"fused_qkv": True} if family == "phi3" else {}),
         "weight_bits": float(weight_bits or bits),
         "embedding_bits": bits,
         "kv_value_bytes": min(bits, 16.0) / 8,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvferry.specs.node import Node, Place, node_of
 
 # Keys that are no values of a device or model.
-_NO_VALUES = ("name", "main", "vendor", "extends", "source", "sources")
+_NO_VALUES = ("name", "main", "vendor", "by_data_sheet", "extends", "source", "sources")
 
 
 def whence(place: Place) -> str:

@@ -1,6 +1,7 @@
 """A device by its parts: processors, memory, decompression, network interface."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -35,7 +36,10 @@ class ProcessorSpec(Spec):
     """One processor: peak rates, how much of them each kind of kernel reaches, and what it draws."""
 
     kind: Literal["gpu", "cpu", "npu"]
+    # Dense, in 16 bits, of matrix units where it has such.
     flop_per_s: FlopPerS
+    # The same outside of matrix units, where weights are unpacked; None: it has no faster matrix units.
+    vector_flop_per_s: FlopPerS | None = None
     bytes_per_s: Bandwidth
     # Share of the peak that each kernel kind reaches; a kind that is absent reaches `default_efficiency`.
     efficiency: dict[Kernel, Share] = Field(default_factory=dict)
@@ -46,7 +50,7 @@ class ProcessorSpec(Spec):
     layer_s: Seconds = 0.0
     # Fixed cost of a decode step besides: sampling, and the host's way round to the next step.
     step_s: Seconds = 0.0
-    # Arithmetic to unpack one quantised weight in decoding, at the peak rate; the longer of it and of reading the
+    # Arithmetic to unpack one quantised weight in decoding, at the vector rate; the longer of it and of reading the
     # weight counts. 0: it hides behind reading, as on processors with much arithmetic per byte.
     unpack_flop: float = Field(default=0.0, ge=0, le=1e4)
     # On top of it for a layer of decoding that is launched kernel by kernel, as an eager runtime does where it must
@@ -242,15 +246,28 @@ class CalibrationSpec(Spec):
         return self.load_average is not None and self.load_average > QUIET_SHARE * (self.cores or 1)
 
 
+# Of a device that does not say how fast it decodes entropy codes, which only loads of contexts need.
+_DECOMPRESSOR = {"values_per_s": "80 Mvalue/s", "workers": 4, "active_w": "5 W"}
+_DECOMPRESSOR_SOURCE = "assumed, as the file does not say it: four cores of a board"
 # What a runtime takes for itself, assumed: the CUDA context with the kernels of PyTorch or vLLM is some 0.5 GB; a
 # process that has loaded PyTorch for a CPU 0.23 GB, as measured, and an engine in C++ less.
 _RUNTIME_BYTES = {"gpu": 0.5e9, "npu": 0.3e9, "cpu": 0.3e9}
 
 
+# For users alone: what a paper's profile has its name beside.
+BY_DATA_SHEET = {
+    "type": "string",
+    "minLength": 1,
+    "description": "Of a profile that a paper's prototype was fitted on: the same hardware by its data sheet.",
+}
+
+
 class DeviceSpec(Spec):
     """A device profile: every number carries its source in `sources`, keyed by the number's path."""
 
-    model_config = ConfigDict(json_schema_extra=lambda schema: schema["properties"].update(vendor=VENDOR))
+    model_config = ConfigDict(
+        json_schema_extra=lambda schema: schema["properties"].update(vendor=VENDOR, by_data_sheet=BY_DATA_SHEET)
+    )
     name: str
     processors: dict[str, ProcessorSpec] = Field(min_length=1)
     # The processor that prefill and decoding run on.
@@ -285,11 +302,9 @@ class DeviceSpec(Spec):
         """In its power mode, under its engine."""
         if not isinstance(value, dict):
             return value
-        # The vendor is for the choice of engines alone (scenarios/engine_hardware.py).
-        value, engine = (
-            in_power_mode({key: part for key, part in value.items() if key != "vendor"}),
-            value.get("engine"),
-        )
+        # The vendor is for the choice of engines (scenarios/engine_hardware.py), the other name for listings.
+        own = {key: part for key, part in value.items() if key not in ("vendor", "by_data_sheet")}
+        value, engine = in_power_mode(_with_bandwidth(_with_decompressor(own))), value.get("engine")
         return with_engine(value, engine) if isinstance(engine, dict) else value
 
     @property
@@ -341,6 +356,32 @@ class DeviceSpec(Spec):
                 if other == path or other not in others:
                     raise BadKey("contention", f"{path} beside {other!r}: beside it are {_listed(others - {path})}")
         return self
+
+
+def _with_decompressor(device: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A device, as a file has it, with a decompressor, where it says none."""
+    sources = device.get("sources")
+    if device.get("decompressor") is not None or not isinstance(sources, Mapping):
+        return device
+    return {**device, "decompressor": _DECOMPRESSOR, "sources": {**sources, "decompressor": _DECOMPRESSOR_SOURCE}}
+
+
+def _with_bandwidth(device: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A device, as a file has it, that says the bandwidth of its memory or of its main processor once: it is one and
+    the same, and in a memory that all share the other processors' too. Raises BadKey where it says neither."""
+    memory, processors = device.get("memory"), device.get("processors")
+    main = processors.get(device.get("main")) if isinstance(processors, Mapping) else None
+    if not isinstance(memory, Mapping) or not isinstance(processors, Mapping) or not isinstance(main, Mapping):
+        return device
+    said = memory.get("bytes_per_s", main.get("bytes_per_s"))
+    if said is None:
+        raise BadKey("memory.bytes_per_s", "is missing; write it like bytes_per_s: 100 GB/s, what the data sheet says")
+    shared = processors if memory.get("unified") is True else (device.get("main"),)
+    filled = {
+        name: {"bytes_per_s": said, **one} if name in shared and isinstance(one, Mapping) else one
+        for name, one in processors.items()
+    }
+    return {**device, "memory": {"bytes_per_s": said, **memory}, "processors": filled}
 
 
 def _listed(names: set[str]) -> str:

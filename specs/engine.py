@@ -50,6 +50,8 @@ class EngineSpec(Spec):
     processors: dict[Literal["gpu", "cpu", "npu"], EngineOnProcessor] = Field(min_length=1)
     # Weight formats that it reads; none named: it is not known which.
     weights: tuple[WeightFormatName, ...] = ()
+    # Whether it launches layers kernel by kernel: `layer_s` then holds what a runtime says of that elsewhere.
+    eager: bool = False
     sources: dict[str, str]
 
     @model_validator(mode="before")

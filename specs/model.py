@@ -63,6 +63,8 @@ class ModelSpec(Spec):
     ffn: Count = Field(ge=1, le=10**7)
     vocabulary: Count = Field(ge=1, le=10**8)
     tied_embeddings: bool = Field(default=False, strict=True)
+    # One tensor projects to queries, keys and values (Phi): some formats store it as a whole in more bits.
+    fused_qkv: bool = Field(default=False, strict=True)
     weight_bits: float = Field(default=4.0, gt=0, le=64)
     # Embeddings and output head: 4-bit formats (AWQ, GPTQ) leave them at 16 bits.
     embedding_bits: float = Field(default=16.0, gt=0, le=64)
@@ -229,9 +231,9 @@ class ModelSpec(Spec):
         down = (whole - router) / 3
         projections = self.attention_parameters - values - self.hidden * attended
         parts = (
-            (projections, stored.mean_bits("attention", self.hidden, layers)),
+            (projections, stored.mean_bits("fused" if self.fused_qkv else "attention", self.hidden, layers)),
             (self.hidden * attended, stored.mean_bits("attention", attended, layers)),
-            (values, stored.mean_bits("value", self.hidden, layers)),
+            (values, stored.mean_bits("fused" if self.fused_qkv else "value", self.hidden, layers)),
             (2 * down, stored.mean_bits("ffn", self.hidden, layers)),
             (down, stored.mean_bits("down", self.experts.ffn if self.experts else self.ffn, layers)),
             (router, ROUTER_BITS),

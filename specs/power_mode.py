@@ -13,6 +13,7 @@ class ProcessorInMode(Spec):
     """What a mode changes of a processor; the meaning of each key is that of ``ProcessorSpec``. None: nothing."""
 
     flop_per_s: FlopPerS | None = None
+    vector_flop_per_s: FlopPerS | None = None
     bytes_per_s: BytesPerS | None = None
     idle_w: Watts | None = None
     active_w: Watts | None = None

@@ -51,7 +51,7 @@ def bits(stored: str | float, row: int) -> float:
 
 
 # Parts of a model that have formats of their own.
-Part = Literal["attention", "value", "ffn", "down", "embedding", "head"]
+Part = Literal["attention", "fused", "value", "ffn", "down", "embedding", "head"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,17 @@ class WeightFormat:
     down: tuple[str, Share] | None = None
     # Experts alone have `rest`, all other weights of a layer have this.
     attention: str | float | None = None
+    # One tensor for queries, keys and values, where a model has such.
+    fused: str | None = None
     source: str
 
     def mean_bits(self, part: Part, row: int, layers: int) -> float:
         """Returns the mean bits per weight, over the layers, of a part whose rows have this many weights: ``attention``
-        is projections to queries and keys and the way out of attention, ``value`` those to values, ``ffn`` the ways
-        into the feed-forward network, ``down`` the one out of it."""
+        is projections to queries and keys and the way out of attention, ``value`` those to values, ``fused`` all three
+        as one, ``ffn`` the ways into the feed-forward network, ``down`` the one out of it."""
         of_attention = self.rest if self.attention is None else self.attention
         plain = {"attention": of_attention, "value": of_attention, "embedding": self.embedding, "head": self.head}
+        plain["fused"] = of_attention if self.fused is None else self.fused
         rest = bits(plain.get(part, self.rest), row)
         own = {"value": self.value, "down": self.down}.get(part)
         if own is None:
@@ -98,10 +101,22 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         source=_GGUF,
     ),
     "q4_k_m": WeightFormat(
-        rest="q4_k", embedding="q4_k", head="q6_k", value=("q6_k", _more_bits), down=("q6_k", _more_bits), source=_GGUF
+        rest="q4_k",
+        embedding="q4_k",
+        head="q6_k",
+        value=("q6_k", _more_bits),
+        down=("q6_k", _more_bits),
+        fused="q5_k",
+        source=_GGUF,
     ),
     "q5_k_m": WeightFormat(
-        rest="q5_k", embedding="q5_k", head="q6_k", value=("q6_k", _more_bits), down=("q6_k", _more_bits), source=_GGUF
+        rest="q5_k",
+        embedding="q5_k",
+        head="q6_k",
+        value=("q6_k", _more_bits),
+        down=("q6_k", _more_bits),
+        fused="q6_k",
+        source=_GGUF,
     ),
     "q6_k": WeightFormat(rest="q6_k", embedding="q6_k", head="q6_k", source=_GGUF),
     "q8_0": WeightFormat(rest="q8_0", embedding="q8_0", head="q8_0", source=_GGUF),
@@ -135,6 +150,9 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     "bf16": WeightFormat(rest=16.0, embedding=16.0, head=16.0, source="as trained"),
     "fp16": WeightFormat(rest=16.0, embedding=16.0, head=16.0, source="as trained"),
 }
+
+# What files of llama.cpp hold: an engine reads such files that reads one of these.
+OF_GGUF = frozenset(name for name, stored in WEIGHT_FORMATS.items() if stored.source == _GGUF)
 
 
 def _known_format(name: str) -> str:

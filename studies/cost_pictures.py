@@ -54,7 +54,7 @@ def estimates(kernel: BlockSparseKernel, training: Samples, device: str, model_n
     }
 
 
-def compare_predictors(device: str = "jetson-orin-nx-16gb", model_name: str = "llama-3.1-8b") -> Callable[[], Any]:
+def compare_predictors(device: str = "jetson-orin-nx-sparkv", model_name: str = "llama-3.1-8b") -> Callable[[], Any]:
     """SparKV's Figure 8 on the modelled kernel."""
     kernel = BlockSparseKernel(load_device(device).processors["gpu"], load_model(model_name))
     model = load_model(model_name)
@@ -142,12 +142,12 @@ def compare_orin() -> Callable[[], Any]:
 def show_chunks() -> Callable[[], Any]:
     """Heterogeneity of generated chunks: SparKV's Figures 3 and 4."""
     model = load_model("qwen3-4b")
-    kernel = BlockSparseKernel(load_device("jetson-agx-orin-64gb").processors["gpu"], model)
+    kernel = BlockSparseKernel(load_device("jetson-agx-orin-sparkv").processors["gpu"], model)
     traces = {
         title: generate_chunks(content, 24 * CHUNK_TOKENS, model.layers, model.kv_heads, seed=1)
         for title, content in (("text", "text"), ("video", "vlm"))
     }
-    print("\n### Chunks of 24K tokens of Qwen3-4B, attention on jetson-agx-orin-64gb\n")
+    print("\n### Chunks of 24K tokens of Qwen3-4B, attention on jetson-agx-orin-sparkv\n")
     print("| content | bits per value: 5 %, median, 95 %, mean | active blocks | attention ms: least, most, ratio |")
     print("|---|---|---|---|")
     for title, trace in traces.items():

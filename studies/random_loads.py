@@ -25,8 +25,8 @@ from kvferry.traces.resolve import bundled
 DEVICES = (
     "rtx-5080-laptop",
     "rtx-4060",
-    "jetson-agx-orin-64gb",
-    "jetson-orin-nx-16gb",
+    "jetson-agx-orin-sparkv",
+    "jetson-orin-nx-sparkv",
     "laptop-cpu",
     "apple-m3",
     "oneplus-12",

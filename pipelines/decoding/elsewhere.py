@@ -1,5 +1,4 @@
-"""A run that decoded from KV elsewhere, as it would have been on another device: its times, stretched by what its work
-takes there."""
+"""A finished run as it would have been on another device: its times, stretched by what its work takes there."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -62,6 +61,20 @@ class Elsewhere:
         return self._replay.seconds(_delays(self._scenario))
 
 
+def together(run: Run) -> bool:
+    """Returns whether all requests had all tokens at the same time: a few of their steps stand for all."""
+    return len({one.token_times_s for one in run.requests}) == 1 and len(run.requests[0].token_times_s) > 1
+
+
+def as_first_tokens(before: Run, first: Run) -> Run:
+    """Returns a run of requests that decode together from memory with its times as they would have been where its first
+    tokens were decoded: prefill, and the steps of these tokens, say how many times as long all take there."""
+    own_s, there_s = before.requests[0].token_times_s, first.requests[0].token_times_s
+    last = len(there_s) - 1
+    decoding = (there_s[last] - there_s[0]) / (own_s[last] - own_s[0])
+    return _Stretched(before, there_s[0] / own_s[0], decoding).run
+
+
 def _plan(scenario: Scenario) -> DecodePlan:
     return plan_for(scenario, DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values))
 
@@ -108,6 +121,7 @@ class _Stretched:
             one,
             token_times_s=self._times(one.token_times_s),
             carried_out_s=None if one.carried_out_s is None else self._times(one.carried_out_s),
+            steps=tuple((sequences, self._decoding * seconds) for sequences, seconds in one.steps),
             moves_s=self._decoding * one.moves_s,
             half=None if one.half is None else self._totals(one.half),
             end=self._totals(one.end),

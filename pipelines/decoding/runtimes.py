@@ -76,7 +76,8 @@ class Runtime:
 def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtime | None:
     """Returns the runtime of the scenario's own system, unless another composition is given. None where the device's
     profile says what software takes, and for a system to which it makes no difference, as all KV stays in the
-    processor's memory and whole steps are launched at once; and for workloads that do not decode from KV elsewhere."""
+    processor's memory and whole steps are launched at once, or an engine says what launches take; and for workloads
+    that do not decode from KV elsewhere."""
     if scenario.workload.kind not in ("decode", "session"):
         return None
     name, system = (scenario.system, system) if system is not None else _decodes(scenario)
@@ -86,7 +87,7 @@ def runtime_of(scenario: Scenario, system: DecodeSystem | None = None) -> Runtim
     if scenario.runtime is not None:
         return Runtime(scenario.runtime, assumed=False, in_memory=in_memory)
     device, known = scenario.device, known_runtimes()
-    if device.has_runtime:
+    if device.has_runtime or (in_memory and device.engine is not None and device.engine.eager):
         return None
     fitted = [one for one in known if device.name in one.devices]
     of_paper = [] if in_memory else [one for one in known if one.paper == system.paper]

@@ -37,7 +37,8 @@ class Roofline:
         # Quantised weights are unpacked as they come. Left out: that a retrieval head's weights need no unpacking, and
         # that prefill unpacks, which is little beside its arithmetic.
         if model.layer_bits < 16:
-            unpacked_s = processor.unpack_flop / processor.flop_per_s * 8 / model.layer_bits
+            vector_flop_per_s = processor.vector_flop_per_s or processor.flop_per_s
+            unpacked_s = processor.unpack_flop / vector_flop_per_s * 8 / model.layer_bits
             self._s_per_byte["gemv"] = max(self._s_per_byte["gemv"], unpacked_s)
 
     def cost(self, op: Op) -> Cost:

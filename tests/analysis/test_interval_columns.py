@@ -22,7 +22,7 @@ from kvferry.cli.main import app
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text(
-        yaml.safe_dump(changed(DECODING, device={"extends": "jetson-orin-nx-16gb", "storage": "nvme"}))
+        yaml.safe_dump(changed(DECODING, device={"extends": "jetson-orin-nx-sparkv", "storage": "nvme"}))
     )
     described = {
         "name": "systems",
@@ -123,7 +123,7 @@ def test_a_sweeps_pictures_name_the_study_and_what_was_not_measured(
         kvferry.analysis.study_plots._DRAWN, "bar", lambda *_, title, **__: titles.append(title) or line(*_POINT)
     )
     kvferry.sweep(study, output="out", jobs=1, intervals=False)
-    assert titles == ["systems (jetson-orin-nx-16gb: not measured)"]
+    assert titles == ["systems (jetson-orin-nx-sparkv: not measured)"]
 
 
 _POINT = pd.DataFrame({"x": [1], "y": [1.0]}), Axis("x", "x"), Axis("y", "y")

@@ -68,7 +68,7 @@ name: devices
 output: results/devices
 base: {extends: small.yaml, link: {rate: null}}
 axes:
-  device: [rtx-5080-laptop, jetson-agx-orin-64gb]
+  device: [rtx-5080-laptop, jetson-agx-orin-sparkv]
   link: [{rate: 1 Gbit/s}, {rate: 2 Gbit/s, rtt: 8 ms}]
 seeds: [3]
 """)
@@ -77,8 +77,8 @@ seeds: [3]
     assert found == [
         ("rtx-5080-laptop", 1.25e8, 0.0),
         ("rtx-5080-laptop", 2.5e8, 0.008),
-        ("jetson-agx-orin-64gb", 1.25e8, 0.0),
-        ("jetson-agx-orin-64gb", 2.5e8, 0.008),
+        ("jetson-agx-orin-sparkv", 1.25e8, 0.0),
+        ("jetson-agx-orin-sparkv", 2.5e8, 0.008),
     ]
     assert (study.name, study.output) == ("devices", Path("results/devices"))
 

@@ -12,7 +12,7 @@ from kvferry.api.result import run
 from kvferry.api.sweep import sweep
 from kvferry.specs.errors import InputError
 
-BOARDS = ("jetson-agx-orin-kvswap", "jetson-agx-orin-64gb")
+BOARDS = ("jetson-agx-orin-kvswap", "jetson-agx-orin-sparkv")
 
 
 def settings(board: str, **more: Any) -> dict[str, Any]:
@@ -46,10 +46,10 @@ def test_one_board_under_its_two_profiles_names_no_two_winners(compared: dict[st
 
 
 def test_the_ends_of_an_interval_are_the_runs_on_those_runtimes(compared: dict[str, Comparison]) -> None:
-    """What a user gets who names them."""
+    """What a user gets who names them, as far as 16 tokens tell on one with far larger buffers."""
     found = compared[BOARDS[1]]["kvswap"]
     ends = tuple(rate(BOARDS[1], runtime=name) for name in ("kvswap-prototype", "ideal"))
-    assert found.intervals["throughput_tokens_per_s"] == pytest.approx(ends)
+    assert found.intervals["throughput_tokens_per_s"] == pytest.approx(ends, rel=1e-3)
     assert found.metrics["throughput_tokens_per_s"] == ends[0]
     assert "tpot_s" in found.intervals
     assert "kv_buffer_bytes" not in found.intervals, "no latency and no rate"
@@ -64,7 +64,7 @@ def test_a_result_says_what_it_assumes(compared: dict[str, Comparison]) -> None:
     assert "decoding" in envelope["evidence"]["not_known"], "nothing says how far this profile is off"
     told = envelope["provenance"]["runtime"]
     assert (told["name"], told["assumed"], told["scale"]) == ("kvswap-prototype", True, pytest.approx(1.3 / 2.2))
-    assert any("is assumed on jetson-agx-orin-64gb: kvswap-prototype" in line for line in found.remarks)
+    assert any("is assumed on jetson-agx-orin-sparkv: kvswap-prototype" in line for line in found.remarks)
     assert any("what it comes to on the known runtimes (ideal, kvswap-prototype)" in one for one in found.remarks)
     assert " to " in repr(found), "the table has the interval"
     known = compared[BOARDS[0]]["kvswap"]

@@ -15,6 +15,8 @@ from kvferry.api.comparison import compare
 from kvferry.api.result import Result, run
 from kvferry.pipelines import run as pipelines
 from kvferry.pipelines.record import Run
+from kvferry.policies.engine_memory import offload_of
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -265,3 +267,27 @@ def test_a_comparison_keeps_what_was_run_before_its_intervals(monkeypatch: pytes
     assert found.interrupted and list(found.results) == ["vllm", "full-flash"]
     assert [one.sureness for one in found.results.values()] == [None, None]
     assert len(asked) == 1
+
+
+def test_weights_elsewhere_are_run_for_a_few_tokens_at_each_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = load_scenario("offload")
+    before = pipelines.run_scenario(scenario)
+    ran: list[tuple[int, Any]] = []
+
+    def noting(other: Scenario, *rest: Any) -> Run:
+        ran.append((other.decode.workload.output, other.decode.budget.offload))
+        return whole(other, *rest)
+
+    whole = pipelines.run_whole
+    monkeypatch.setattr(pipelines, "run_whole", noting)
+    ours = api.intervals_at(scenario, before)
+    assert [output for output, _ in ran] == 6 * [4]
+    # Fewer tokens would leave room for more layers.
+    offload = offload_of(scenario)
+    assert offload is not None and {spec.layers for _, spec in ran} == {offload.layers}
+    monkeypatch.setattr(api, "_FIRST_TOKENS", 1000)
+    theirs = api.intervals_at(scenario, before)
+    assert [output for output, _ in ran[6:]] == 6 * [64]
+    assert ours.keys() == theirs.keys()
+    for key, ends in theirs.items():
+        assert ours[key] == pytest.approx(ends, rel=5e-3), key

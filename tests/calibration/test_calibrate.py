@@ -364,7 +364,7 @@ def test_a_meter_of_something_else_is_no_meter() -> None:
 
 def test_a_gpu_in_the_memory_of_its_cpu_shares_it() -> None:
     """A Jetson: what is taken when the calibration begins is not free, and KV needs no copy path."""
-    orin = load_device("jetson-orin-nx-16gb")
+    orin = load_device("jetson-orin-nx-sparkv")
     here = {"memory_bytes": 16e9, "free_memory_bytes": 13e9, "device_memory_bytes": 16e9, "device_unified": True}
     draft, _ = profile("d", CUDA, load_model("tiny"), [], here, orin)
     memory = draft.checked().memory

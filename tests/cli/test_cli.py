@@ -103,9 +103,9 @@ def test_a_result_says_that_the_device_was_not_measured(call: Call, runs: dict[s
 
 
 def test_devices_show_each_figure_beside_its_source(call: Call) -> None:
-    _, out, _ = call("devices", "jetson-agx-orin-64gb")
+    _, out, _ = call("devices", "jetson-agx-orin-sparkv")
     line = next(line for line in out.splitlines() if "gpu.layer_s" in line)
-    layer_s = load_device("jetson-agx-orin-64gb").processors["gpu"].layer_s
+    layer_s = load_device("jetson-agx-orin-sparkv").processors["gpu"].layer_s
     assert human.seconds(layer_s) in line
     assert "fitted on the TensorRT-Edge-LLM rows" in line
     assert "page_read_s" in out, "storage has sources of its own"
@@ -279,10 +279,10 @@ def test_what_a_regret_is_against(call: Call, runs: dict[str, Any]) -> None:
 
 
 def test_a_cost_model_that_the_device_lacks(call: Call, runs: dict[str, Any]) -> None:
-    code, _, err = call("run", "small.yaml", "--set", "device=jetson-orin-nx-16gb", "--set", "costs.truth=table")
+    code, _, err = call("run", "small.yaml", "--set", "device=jetson-orin-nx-sparkv", "--set", "costs.truth=table")
     assert code == 2
     assert err == (
-        "kvferry: --set costs.truth=table: costs.truth: table cannot price processor gpu of jetson-orin-nx-16gb: "
+        "kvferry: --set costs.truth=table: costs.truth: table cannot price processor gpu of jetson-orin-nx-sparkv: "
         "its profile has no `measured` folder\n"
     )
 

@@ -10,9 +10,9 @@ from kvferry.specs.errors import InputError
 @pytest.mark.parametrize(
     ("device", "engine", "said"),
     [
-        ("rtx-4060", "mlx", "engine: mlx runs on gpus of apple, not on the nvidia gpu of rtx-4060; llama.cpp, mlc, "),
+        ("rtx-4060", "mlx", "engine: mlx runs on gpus of apple, not on the nvidia gpu of rtx-4060; hugging-face, "),
         ("raspberry-pi-5-16gb", "mlx", "not on the cpu of raspberry-pi-5-16gb; executorch, llama.cpp would do"),
-        ("apple-m4", "tensorrt-edge-llm", "not on the apple gpu of apple-m4; llama.cpp, mlc, mlx would do"),
+        ("apple-m4", "tensorrt-edge-llm", "on the apple gpu of apple-m4; hugging-face, llama.cpp, mlc, mlx would do"),
         ("rtx-4060", "executorch", "executorch runs on cpus, not on the nvidia gpu of rtx-4060"),
         ("rx-7900-xtx", "tensorrt-edge-llm", "not on the amd gpu of rx-7900-xtx"),
     ],

@@ -151,3 +151,20 @@ def test_what_a_header_lacks_is_named(tmp_path: Path, missing: str) -> None:
     with said as error:
         load_model(str(damaged(file, found + len(missing) - 1, b"_")))
     assert ("vocab_size" if "tokens" in missing else missing) in str(error.value)
+
+
+def test_an_engine_that_reads_no_gguf_is_refused_in_one_line(tmp_path: Path) -> None:
+    settings = [f"model={written(tmp_path / 'mine.gguf')}", "device=iphone-17-pro"]
+    with pytest.raises(InputError) as error:
+        load_scenario("decode", settings)
+    said = "model: a GGUF file, which mlx does not read; engine: llama.cpp would do, or precision.weights: mlx-4bit"
+    assert str(error.value).endswith(said) and "\n" not in str(error.value)
+    assert load_scenario("decode", [*settings, "engine=llama.cpp"]).model.layer_bits == 4.5
+    # What the user says of weights holds in place of the file's.
+    assert load_scenario("decode", [*settings, "precision.weights=mlx-4bit"]).model.weights == "mlx-4bit"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "mlc", "tensorrt-edge-llm", "hugging-face"])
+def test_no_engine_but_llama_cpp_takes_a_gguf_file(tmp_path: Path, engine: str) -> None:
+    with pytest.raises(InputError, match=f"a GGUF file, which {engine} does not read"):
+        load_scenario("decode", [f"model={written(tmp_path / 'mine.gguf')}", f"engine={engine}"])

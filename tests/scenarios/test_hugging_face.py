@@ -31,6 +31,11 @@ def test_a_config_is_the_model_that_it_describes(tmp_path: Path) -> None:
     assert load_model(str(tmp_path / "mine" / "config.json")) == model
 
 
+def test_phi_projects_to_queries_keys_and_values_by_one_tensor(tmp_path: Path) -> None:
+    assert load_model(str(config(tmp_path, model_type="phi3"))).fused_qkv
+    assert not load_model(str(config(tmp_path))).fused_qkv
+
+
 def test_a_scenario_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "scenario.json").write_text(json.dumps(changed(LOADING, model="mine")))
     config(tmp_path)

@@ -9,6 +9,7 @@ import pytest
 from kvferry.analysis.remarks import rests_on
 from kvferry.api.scenario import under_systems
 from kvferry.scenarios.loader import dump_scenario, load_scenario
+from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
 CONFIG: dict[str, Any] = {
@@ -41,6 +42,16 @@ def test_weights_of_a_quantised_folder_hold_against_a_bundled_default(tmp_path: 
     assert load_scenario(base, [f"model={model}", "device=rtx-4060"]).model == scenario.model
     compared = under_systems(base, ["vllm"], {"device": "rtx-4060", "model": model}).systems["vllm"]
     assert compared.model == scenario.model
+
+
+def test_an_engine_that_is_asked_for_must_read_a_quantised_folder(tmp_path: Path) -> None:
+    settings = ["device=apple-m4", f"model={folder(tmp_path / 'm', quant_method='awq', bits=4, group_size=128)}"]
+    with pytest.raises(InputError) as error:
+        load_scenario("decode", [*settings, "engine=mlx"])
+    said = "weights in awq, which mlx does not read; engine: hugging-face would do, or precision.weights: mlx-4bit"
+    assert str(error.value).endswith(f"model: {said}")
+    assert load_scenario("decode", [*settings, "engine=hugging-face"]).model.layer_bits < 4.5
+    assert load_scenario("decode", [*settings, "engine=mlx", "precision.weights=mlx-4bit"]).model.weights == "mlx-4bit"
 
 
 def test_what_the_user_says_of_weights_holds_against_the_file(tmp_path: Path) -> None:

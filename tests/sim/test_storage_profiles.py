@@ -130,11 +130,11 @@ def without_sources(scenario: Scenario) -> StorageSpec:
 
 
 def test_a_device_names_its_storage_and_another_can_be_set(tmp_path: Path) -> None:
-    assert load_device("jetson-agx-orin-64gb").storage == load_storage("nvme")
+    assert load_device("jetson-agx-orin-sparkv").storage == load_storage("nvme")
     scenario = {
         "name": "x",
         "system": "local-prefill",
-        "device": "jetson-agx-orin-64gb",
+        "device": "jetson-agx-orin-sparkv",
         "model": "tiny",
         "link": {"rate": "1 MB/s"},
         "workload": {"kind": "context-reuse", "context": "1Ki tokens"},

@@ -1,5 +1,6 @@
 """Engines: what they give a device, what stays the device's own, what a step then costs, by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,7 +49,14 @@ def test_a_step_by_hand() -> None:
         load_device("rtx-5070")
         .processors["gpu"]
         .model_copy(
-            update={"flop_per_s": 1e3, "bytes_per_s": 1e3, "efficiency": {"gemv": 0.5}, "layer_s": 0.1, "step_s": 0.2}
+            update={
+                "flop_per_s": 1e3,
+                "vector_flop_per_s": None,
+                "bytes_per_s": 1e3,
+                "efficiency": {"gemv": 0.5},
+                "layer_s": 0.1,
+                "step_s": 0.2,
+            }
         )
     )
     reading = processor.model_copy(update={"unpack_flop": 1.0})
@@ -57,6 +65,9 @@ def test_a_step_by_hand() -> None:
     assert Roofline(reading, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 250 + 0.3)
     unpacking = processor.model_copy(update={"unpack_flop": 10.0})
     assert Roofline(unpacking, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 100 + 0.3)
+    # Matrix units unpack nothing: at a tenth of the peak besides, 10 operations take 1 / 10 s.
+    beside = unpacking.model_copy(update={"vector_flop_per_s": 100.0})
+    assert Roofline(beside, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 10 + 0.3)
     # Weights of 16 bits need no unpacking.
     whole = model.model_copy(update={"weight_bits": 16, "embedding_bits": 16})
     assert Roofline(unpacking, whole).cost(DecodeStep(1, 0)).duration_s == pytest.approx(2 * weights / 500 + 0.3)
@@ -120,7 +131,30 @@ def test_what_has_no_parts_is_refused_where_an_engine_would_be_laid_over_it(sett
 
 def test_a_missing_bandwidth_is_asked_for_as_memory_has_it() -> None:
     dumped = dump_scenario(load_scenario("decode"))
-    del dumped["device"]["memory"]["bytes_per_s"]
+    del dumped["device"]["memory"]["bytes_per_s"], dumped["device"]["processors"]["gpu"]["bytes_per_s"]
     with pytest.raises(InputError) as error:
         load_scenario(dumped)
-    assert str(error.value).endswith("device.memory.bytes_per_s: is missing; write it like bytes_per_s: 100 GB/s")
+    said = "device.memory.bytes_per_s: is missing; write it like bytes_per_s: 100 GB/s, what the data sheet says"
+    assert str(error.value).endswith(said) and "\n" not in str(error.value)
+
+
+MINE = """name: mine
+main: gpu
+processors: {gpu: {kind: gpu, flop_per_s: 10 Tflop/s}, cpu: {kind: cpu, flop_per_s: 1 Tflop/s}}
+memory: {unified: true, capacity_bytes: 16 GB}
+engine: llama.cpp
+sources: {}
+"""
+
+
+def test_a_device_of_a_few_lines_will_do(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINE)
+    with pytest.raises(InputError, match=r"mine.yaml:4: device.memory.bytes_per_s: is missing; write it like") as error:
+        load_scenario("decode", [f"device={tmp_path / 'mine.yaml'}"])
+    assert "\n" not in str(error.value)
+    for said in ("memory: {", "processors: {gpu: {"):
+        (tmp_path / "mine.yaml").write_text(MINE.replace(said, said + "bytes_per_s: 100 GB/s, "))
+        device = load_scenario("decode", [f"device={tmp_path / 'mine.yaml'}"]).device
+        assert device.memory.bytes_per_s == device.processors["gpu"].bytes_per_s == 1e11
+        assert device.processors["cpu"].bytes_per_s == 1e11  # all share the memory
+        assert device.decompressor.workers == 4 and device.sources["decompressor"].startswith("assumed")

@@ -2,8 +2,10 @@
 
 import pytest
 
+from kvferry.machine.ops import DecodeStep
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import dump_yaml, load_device, load_scenario
+from kvferry.sim.costs.roofline import Roofline
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
 
@@ -29,7 +31,20 @@ def test_a_mode_changes_what_it_names() -> None:
     # Two of four pairs of multiprocessors at 408 MHz.
     assert mode.processors["gpu"].flop_per_s == pytest.approx(2 * 4096 * 408e6, rel=1e-3)
     assert (mode.decompressor.workers, mode.host_clock_hz) == (4, 0.96e9)
+    # Without its tensor cores, 512 operations a cycle of each multiprocessor.
+    assert mode.processors["gpu"].vector_flop_per_s == pytest.approx(4 * 512 * 408e6, rel=1e-3)
     assert mode.memory.capacity_bytes == as_written.memory.capacity_bytes
+
+
+def test_llama_cpp_is_slower_in_a_lower_mode_of_the_same_bandwidth() -> None:
+    """Unpacking 4-bit weights takes 30 operations a weight at 0.835 Tflop/s, longer than reading it at 68.3 GB/s."""
+    model = load_scenario("decode", ["model=llama-3.2-3b"]).model
+    step_s = {
+        mode: Roofline(in_mode("jetson-orin-nano-8gb", mode).processors["gpu"], model).cost(DecodeStep(1, 0)).duration_s
+        for mode in ("7W", "15W", "25W")
+    }
+    unpacking_s = 30 * (model.parameters - model.head_parameters) / 0.835e12
+    assert step_s["7W"] > unpacking_s > 2 * step_s["15W"] > 2 * step_s["25W"]
 
 
 def test_a_scenario_in_a_mode_reads_back(tmp_path) -> None:

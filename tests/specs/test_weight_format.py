@@ -11,7 +11,8 @@ from kvferry.specs.weight_format import WEIGHT_FORMATS, in_precision
 
 # A GGUF file's header lists the vocabulary: its tokens, their kinds and merges.
 HEADER_BYTES_PER_TOKEN = 60
-# Sizes of the files *-Q4_K_M.gguf, by github.com/AlexsJones/llmfit, llmfit-core/data/community.
+# Sizes of the files *-Q4_K_M.gguf, by github.com/AlexsJones/llmfit, llmfit-core/data/community; of Phi
+# bartowski's on Hugging Face.
 Q4_K_M_BYTES = {
     "qwen3-0.6b": 397e6,
     "llama-3.2-1b": 808e6,
@@ -24,6 +25,9 @@ Q4_K_M_BYTES = {
     "llama-3.1-8b": 4.92e9,
     "qwen3-8b": 5.03e9,
     "qwen3-14b": 9.00e9,
+    "phi-3.5-mini": 2_393_232_672,
+    "phi-4-mini": 2_491_874_688,
+    "phi-4": 9_053_114_816,
 }
 
 
@@ -51,6 +55,14 @@ def test_a_medium_k_quantisation_by_hand() -> None:
     assert model.weight_bytes * 8 == pytest.approx(8 * layer + 256_000 * (6.5625 + 4.5))
     tied = tiny(weights="q4_k_m", tied_embeddings=True)
     assert tied.weight_bytes * 8 == pytest.approx(8 * layer + 256_000 * 6.5625)
+
+
+def test_one_tensor_for_queries_keys_and_values_has_more_bits_by_hand() -> None:
+    # As above, but 5.5 bits for all three of them in every layer.
+    model, more = tiny(weights="q4_k_m", fused_qkv=True), (6.5625 + 4.5) / 2
+    layer = 5.5 * (65536 + 2 * 16384) + 4.5 * (65536 + 2 * 131072) + more * 131072
+    assert model.layer_bits * model.layer_parameters == pytest.approx(layer)
+    assert tiny(weights="q4_0", fused_qkv=True).layer_bits == 4.5
 
 
 def test_rows_that_no_superblock_divides_take_small_blocks() -> None:

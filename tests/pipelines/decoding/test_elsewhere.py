@@ -1,6 +1,8 @@
 """A run's steps priced again on another device: by hand, and against runs there."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from kvferry.analysis.metrics import metrics_for
 from kvferry.machine.ops import Bookkeep, Extents, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.delays import Delays
-from kvferry.pipelines.decoding.elsewhere import Elsewhere
+from kvferry.pipelines.decoding.elsewhere import Elsewhere, as_first_tokens, together
 from kvferry.pipelines.decoding.noted import NOTED_STEPS, Move, Noted, Notes, noted_steps
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Part, Parts
@@ -18,6 +20,7 @@ from kvferry.pipelines.decoding.runtimes import on_runtime, others
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.run import run_scenario
+from kvferry.policies.engine_memory import offload_of
 from kvferry.scenarios.loader import load_scenario
 from kvferry.sim.slowed import slowed, with_slowed_storage
 from kvferry.specs.scenario import Scenario
@@ -70,10 +73,10 @@ ENDS: dict[str, Changed] = {
 # What a system reads ahead of clusters hangs on its estimates, which the plan keeps: up to 4 %.
 RUNS = {
     "kvswap, from the host": ("decode", ["system=kvswap", *ON_NVME], 0.01),
-    "kvswap": ("decode", ["system=kvswap", "device=jetson-agx-orin-64gb", *ON_NVME], 0.01),
+    "kvswap": ("decode", ["system=kvswap", "device=jetson-agx-orin-sparkv", *ON_NVME], 0.01),
     "kvswap, slowed by computing": (
         "kvswap/throughput",
-        ["device=jetson-agx-orin-64gb", "device.storage=emmc", "workload.context=4096"],
+        ["device=jetson-agx-orin-sparkv", "device.storage=emmc", "workload.context=4096"],
         0.01,
     ),
     "flexgen": ("decode", ["system=flexgen", *ON_NVME], 0.01),
@@ -141,3 +144,39 @@ def test_a_few_steps_are_noted_of_a_run_and_none_changes_by_it() -> None:
     heads = [entry for entry in waited if type(entry.work).__name__ == "OutputHead"]
     assert len(heads) == NOTED_STEPS
     assert all(max(entry.after, default=-1) < n for n, entry in enumerate(decoded.noted.steps.entries))
+
+
+def test_first_tokens_stretch_all_by_hand() -> None:
+    """Prefill takes twice as long there, a step half as long."""
+    before = run_scenario(load_scenario("offload", ["workload.output=4"]))
+    (own,) = before.requests
+    before = replace(
+        before, duration_s=16.0, requests=(replace(own, loaded_s=10.0, token_times_s=(10.0, 12.0, 14.0, 16.0)),)
+    )
+    first = replace(before, requests=(replace(own, token_times_s=(20.0, 21.0)),))
+    there = as_first_tokens(before, first)
+    assert there.requests[0].token_times_s == (20.0, 21.0, 22.0, 23.0)
+    assert (there.requests[0].loaded_s, there.duration_s) == (20.0, 23.0)
+
+
+def test_requests_that_come_at_other_times_are_not_together() -> None:
+    lengths = "workload.lengths=[{output: 4}, {output: 8}]"
+    assert not together(run_scenario(load_scenario("offload", [lengths, "workload.batch=2"])))
+    assert together(run_scenario(load_scenario("offload", ["workload.output=4", "workload.batch=2"])))
+
+
+@pytest.mark.parametrize("to", ["cpu", "host", "storage"])
+@pytest.mark.parametrize("slower", [{"decoding": 1.3}, {"prefill": 0.6}, {"decoding": 0.8, "processor": "cpu"}])
+def test_intervals_of_weights_elsewhere_are_those_of_whole_runs(to: str, slower: dict[str, Any]) -> None:
+    scenario = load_scenario("offload", [f"budget.offload.to={to}", "device.storage=nvme"])
+    before, other = run_scenario(scenario), slowed(scenario, **slower)
+    layers = offload_of(scenario)
+    assert layers is not None
+    few = load_scenario(
+        "offload",
+        [f"budget.offload={{to: {to}, layers: {layers.layers}}}", "device.storage=nvme", "workload.output=4"],
+    )
+    there = as_first_tokens(before, run_scenario(slowed(few, **slower)))
+    ours, run = metrics_for(scenario, there), metrics_for(other, run_scenario(other))
+    for key in ("ttft_s", "tpot_s", "tpot_p99_s", "decode_tokens_per_s", "end_to_end_tokens_per_s"):
+        assert ours[key] == pytest.approx(run[key], rel=2e-3), key

@@ -147,7 +147,7 @@ def test_all_weights_stay_where_they_fit() -> None:
         ({"to": "host", "what": "experts"}, {"model": "qwen3-30b-a3b"}, "too late to bring them from host"),
         ("storage", {}, "device.storage: is missing, on which weights would lie"),
         ("host", {"device": "jetson-orin-nano-8gb"}, "has one memory for all; storage would do"),
-        ("cpu", {"device": "rtx-4060-laptop"}, "has no processor cpu beside its main one"),
+        ("cpu", {"device": "rtx-4060-laptop-specontext"}, "has no processor cpu beside its main one"),
         ("cpu", {"system": "kvswap"}, "keep all KV in memory, and kvswap does not; vllm would do"),
         ("cpu", {"backend": "torch"}, "is modelled alone"),
     ],

@@ -82,12 +82,12 @@ def test_a_search_beyond_the_rows_that_it_was_fitted_on_costs_no_more_by_hand() 
         # On the device, but no row of the system.
         ({"system": "quest"}, "kvswap-prototype", True),
         # The same board under its other profile, and a phone on which another paper's prototype was fitted.
-        ({"device": "jetson-agx-orin-64gb"}, "kvswap-prototype", True),
+        ({"device": "jetson-agx-orin-sparkv"}, "kvswap-prototype", True),
         ({"device": "oneplus-12"}, "dynakv-prototype", True),
         ({"device": "oneplus-12", "system": "dynakv"}, "dynakv-prototype", False),
-        ({"device": "jetson-agx-orin-64gb", "system": "dynakv"}, "dynakv-prototype", True),
+        ({"device": "jetson-agx-orin-sparkv", "system": "dynakv"}, "dynakv-prototype", True),
         # Who names one does not assume it.
-        ({"device": "jetson-agx-orin-64gb", "runtime": "ideal"}, "ideal", False),
+        ({"device": "jetson-agx-orin-sparkv", "runtime": "ideal"}, "ideal", False),
     ],
 )
 def test_which_runtime_and_whether_it_is_assumed(changes: dict[str, str], name: str, assumed: bool) -> None:
@@ -117,13 +117,24 @@ def test_another_name_for_the_same_kernel_over_kv_in_memory_takes_the_same_time(
     assert tpot("policies.attention=flash") == pytest.approx(named, rel=0.01)
 
 
+def test_an_eager_engine_says_itself_what_launches_take() -> None:
+    """A layer takes 226 us, whether its attention is captured or launched kernel by kernel: none is added."""
+    settings = ["device=rtx-4060", "model=llama-3.2-1b", "engine=hugging-face", "precision.weights=fp16"]
+    scenario = load_scenario("decode", [*settings, "system=full-eager"])
+    assert runtime_of(scenario) is None and scenario.device.processors["gpu"].layer_s == 226e-6
+    assert 1 / tokens_per_s(scenario) > scenario.model.layers * 226e-6 + scenario.model.weight_bytes / 272e9
+    # KV on storage is managed by a runtime nonetheless.
+    away = kvswap(device="jetson-agx-orin-64gb", engine="hugging-face", precision={"weights": "fp16"})
+    assert runtime(away).spec.name == "kvswap-prototype"
+
+
 def test_a_profile_that_says_what_software_takes_has_no_other_runtime() -> None:
-    measured = kvswap(device="jetson-agx-orin-64gb", device__processors__gpu__eager_layer_s="1 ms")
+    measured = kvswap(device="jetson-agx-orin-sparkv", device__processors__gpu__eager_layer_s="1 ms")
     assert runtime_of(measured) is None
     assert on_runtime(measured, DECODE_SYSTEMS["kvswap"]) is measured
     assert not others(measured)
     # A whole step that is launched at once, from KV in memory, manages nothing.
-    assert runtime_of(kvswap(system="vllm", device="jetson-agx-orin-64gb")) is None
+    assert runtime_of(kvswap(system="vllm", device="jetson-agx-orin-sparkv")) is None
 
 
 @pytest.mark.parametrize(
@@ -149,7 +160,7 @@ def test_a_session_runs_on_that_of_the_system_that_answers(
 
 def test_what_it_might_be_are_the_ends_of_what_is_known() -> None:
     """Of the known runtimes, the slowest and the ideal: what lies between them is not run."""
-    agx = others(kvswap(device="jetson-agx-orin-64gb"))
+    agx = others(kvswap(device="jetson-agx-orin-sparkv"))
     assert [one.runtime.name for one in agx if one.runtime] == ["ideal"], "its own is the slowest"
     phone = others(kvswap(device="oneplus-12"))
     assert [one.runtime.name for one in phone if one.runtime] == ["kvswap-prototype"], "its own is as the ideal"

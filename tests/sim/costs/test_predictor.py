@@ -20,7 +20,7 @@ def batch(rows: int = 16) -> tuple[Mlp, np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def samples() -> Samples:
-    device, model = load_device("jetson-agx-orin-64gb"), load_model("llama-3.1-8b")
+    device, model = load_device("jetson-agx-orin-sparkv"), load_model("llama-3.1-8b")
     return measure(BlockSparseKernel(device.processors["gpu"], model), model, seed=5)
 
 

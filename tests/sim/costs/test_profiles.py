@@ -122,7 +122,7 @@ def test_the_laptop_spends_the_share_on_attention_that_its_profile_was_fitted_on
 
 def test_the_jetson_prefills_as_slowly_as_its_profile_was_fitted_on() -> None:
     # SparKV S21: 24K tokens take 2.2 times as long to compute as to stream at 850 Mbit/s.
-    processor, model = load_device("jetson-agx-orin-64gb").processors["gpu"], load_model("qwen3-4b")
+    processor, model = load_device("jetson-agx-orin-sparkv").processors["gpu"], load_model("qwen3-4b")
     chunks = generate_chunks("text", 24576, model.layers, model.kv_heads, seed=0)
     stream_s = chunks.stream_bytes(2 * model.head_dim).sum() * 8 / 850e6
     assert sum(prefill_parts_s(processor, model, chunks)) / stream_s == pytest.approx(2.2, rel=0.03)
@@ -130,7 +130,7 @@ def test_the_jetson_prefills_as_slowly_as_its_profile_was_fitted_on() -> None:
 
 @pytest.mark.parametrize(
     ("device", "model_name", "tokens"),
-    [("rtx-5080-laptop", "llama-3.1-8b", 10240), ("jetson-agx-orin-64gb", "qwen3-4b", 24576)],
+    [("rtx-5080-laptop", "llama-3.1-8b", 10240), ("jetson-agx-orin-sparkv", "qwen3-4b", 24576)],
 )
 def test_the_kernel_and_the_roofline_agree_on_the_whole_context(device: str, model_name: str, tokens: int) -> None:
     processor, model = load_device(device).processors["gpu"], load_model(model_name)
