@@ -12,7 +12,8 @@ pytest.importorskip("transformers")
 import torch
 from transformers import PreTrainedModel
 
-from kvferry.model.models import BUNDLED, bundled, load_model, spec_of
+from kvferry.model.folder import BUNDLED, bundled
+from kvferry.model.models import load_model, spec_of
 from kvferry.model.session import Session
 from kvferry.model.tokens import BYTE_VOCABULARY, ByteTokens
 from kvferry.scenarios.loader import load_model as described
