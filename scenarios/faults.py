@@ -166,7 +166,7 @@ def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:
 
 
 def _example(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
-    """How the missing key could be written, if it holds a count or a physical value."""
+    """How the missing key could be written, if it holds a count or a physical value, or says an example."""
     found: Any = model
     for part in key[:-1]:
         found = _members(found).get(str(part)) or _below(found, part)
@@ -184,7 +184,12 @@ def _examples(field: FieldInfo) -> Sequence[str]:
         *(one for part in get_args(field.annotation) for one in getattr(part, "__metadata__", ())),
     ]
     found = (getattr(item, "json_schema", None) or {} for item in items)
-    return next((schema["examples"] for schema in found if schema.get("examples")), ())
+    own = [_in_braces(one) if isinstance(one, dict) else one for one in field.examples or ()]
+    return own or next((schema["examples"] for schema in found if schema.get("examples")), ())
+
+
+def _in_braces(example: dict[str, Any]) -> str:
+    return f"{{{', '.join(f'{key}: {value}' for key, value in example.items())}}}"
 
 
 def _example_below(model: type[BaseModel], key: tuple[str | int, ...]) -> str:

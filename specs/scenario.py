@@ -105,6 +105,10 @@ class CostsSpec(Part):
         return {"truth": value, "estimate": value} if isinstance(value, str) else value
 
 
+# Of what fetches nothing, as the bundled scenarios of its kind write it.
+_UNUSED_LINK = LinkSpec(rate_bytes_per_s=1e9 / 8)
+
+
 class Scenario(Part):
     """What one run is made from. Equal scenarios give equal bytes."""
 
@@ -124,8 +128,8 @@ class Scenario(Part):
     model: ModelSpec
     # Replaces the model's own, whichever model it is; None: as the model says.
     precision: PrecisionSpec | None = None
-    # The network between device and cloud, which contexts and messages cross.
-    link: LinkSpec
+    # The network between device and cloud, which contexts and messages cross; decoding has no use for it.
+    link: LinkSpec = Field(examples=[{"rate": "100 Mbit/s", "rtt": "20 ms"}])
     # Other machines by name, with which the device talks over channels.
     machines: dict[MachineName, MachineSpec] = Field(default_factory=dict, max_length=100)
     # What is asked for: its kind, lengths and arrivals.
@@ -175,6 +179,8 @@ class Scenario(Part):
                 if part.get("kind", kind) != kind:
                     raise BadKey(f"{key}.kind", f"{part['kind']!r:.60} is not the workload's, which is {kind}")
                 parts[key] = {**part, "kind": kind}
+        if kind == "decode" and value.get("link") is None:
+            parts["link"] = _UNUSED_LINK
         return {**value, **parts}
 
     @model_validator(mode="before")
