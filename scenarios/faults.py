@@ -185,7 +185,7 @@ def _examples(field: FieldInfo) -> Sequence[str]:
     ]
     found = (getattr(item, "json_schema", None) or {} for item in items)
     own = [_in_braces(one) if isinstance(one, dict) else one for one in field.examples or ()]
-    return own or next((schema["examples"] for schema in found if schema.get("examples")), ())
+    return own or next((schema["examples"] for schema in found if schema.get("examples")), [])
 
 
 def _in_braces(example: dict[str, Any]) -> str:
