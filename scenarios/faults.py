@@ -184,12 +184,14 @@ def _examples(field: FieldInfo) -> Sequence[str]:
         *(one for part in get_args(field.annotation) for one in getattr(part, "__metadata__", ())),
     ]
     found = (getattr(item, "json_schema", None) or {} for item in items)
-    own = [_in_braces(one) if isinstance(one, dict) else one for one in field.examples or ()]
+    own = [_as_written(one) for one in field.examples or ()]
     return own or next((schema["examples"] for schema in found if schema.get("examples")), [])
 
 
-def _in_braces(example: dict[str, Any]) -> str:
-    return f"{{{', '.join(f'{key}: {value}' for key, value in example.items())}}}"
+def _as_written(example: Any) -> str:
+    if isinstance(example, dict):
+        return f"{{{', '.join(f'{key}: {_as_written(value)}' for key, value in example.items())}}}"
+    return str(example).lower() if isinstance(example, bool) else str(example)
 
 
 def _example_below(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
