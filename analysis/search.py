@@ -26,14 +26,23 @@ from kvferry.analysis.point import Point, Work
 from kvferry.analysis.repeats import Range
 from kvferry.analysis.search_space import Choice, Space, space_of
 from kvferry.analysis.search_spec import Constraint, SearchSpec, constraint_of
-from kvferry.analysis.study_base import StudyBase, check_kind, located, output_folder, under
+from kvferry.analysis.study_base import (
+    StudyBase,
+    check_kind,
+    located,
+    output_folder,
+    settings_of_all,
+    under,
+)
 from kvferry.analysis.study_filter import Filter
+from kvferry.analysis.study_text import search_text
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.faults import complaints_of, input_error, nearest
 from kvferry.scenarios.idle import IdlePolicies, Key
 from kvferry.scenarios.loader import Check, scenario_hash
+from kvferry.scenarios.named_files import portable
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.amount import amount_of
 from kvferry.specs.base import BadKey
@@ -64,6 +73,9 @@ class Search:
     where: Filter
     seeds: tuple[Node, ...]
     output: Path
+    # What its file would say that extends nothing, and the overrides of policies, which hold for all systems.
+    text: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
 
 
@@ -137,6 +149,8 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
         where=Filter.of(spec.where, tree),
         seeds=tuple(node_of(seed, seeds.place) for seed in spec.seeds or () if seeds is not None),
         output=output_folder(spec.output, tree, name),
+        text=search_text(name, spec, tree, base),
+        settings=settings_of_all(overrides),
         remarks=tuple(base.remarks(_systems_in(space, base))),
     )
 
@@ -177,13 +191,15 @@ def run_search(
     progress: Progress = lambda done, of: None,
     run: Callable[[Scenario], Run] = run_scenario,
     intervals_of: IntervalsOf | None = None,
+    allow: Callable[[Sequence[Scenario]], None] = lambda _: None,
 ) -> tuple[list[Tried], int]:
     """Try as many points as the search says, and return them in their order, with how many scenarios were run now.
 
     The folder is a ``Dataset``, as a sweep's. A search that was killed begins again and takes what is there: the same
     seed chooses the same points, whatever the executor and its workers, so nothing is run twice. Points are chosen
     `at_once` by `at_once`; a scenario that is not valid, or that a condition leaves out, is not run and counts as a
-    point that breaks a constraint. So does one that failed, ran out of memory, or lacks a metric.
+    point that breaks a constraint. So does one that failed, ran out of memory, or lacks a metric. `allow` raises for
+    scenarios that may not run.
 
     Raises InputError when none of the first ones is valid, KvferryError when the folder cannot be used, MissingExtra.
     """
@@ -200,6 +216,7 @@ def run_search(
                     together = [_tried(search, trial) for trial in trials]
                 if not any(one.is_valid for one in (*tried, *together)):
                     raise InputError(invalid_under(together[0]))
+                allow([scenario for one in together for scenario in one.scenarios.values()])
                 for row in _rows(together, known, executor, Work(run, code_version(), used(), intervals_of)):
                     data.add(row)
                     known[row["key"]] = row
@@ -291,8 +308,11 @@ def invalid_under(one: Tried) -> str:
 
 
 def _shown(node: Node) -> Any:
+    """Returns a value as a table has it: what has a name by this, a file the same wherever it lies."""
     value = node.plain()
-    return value["name"] if isinstance(value, dict) and isinstance(value.get("name"), str) else value
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        return value["name"]
+    return portable(value)
 
 
 def _rows(tried: Sequence[Tried], known: Mapping[str, Row], executor: Executor, work: Work) -> Iterator[Row]:

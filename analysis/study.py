@@ -13,7 +13,15 @@ from pydantic import ValidationError
 from kvferry.analysis.dimensions import Dimension, dimensions_of
 from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.settings import column_of, settings_of
-from kvferry.analysis.study_base import StudyBase, bundled_names, check_kind, located, output_folder, under
+from kvferry.analysis.study_base import (
+    StudyBase,
+    bundled_names,
+    check_kind,
+    located,
+    output_folder,
+    settings_of_all,
+    under,
+)
 from kvferry.analysis.study_filter import Filter
 from kvferry.analysis.study_spec import PlotSpec, StudySpec
 from kvferry.analysis.study_text import study_text
@@ -88,7 +96,7 @@ def load_study(
         axes=(VARIANT, *axes) if variants else axes,
         labels=labels,
         text=study_text(name, spec, tree, base, variants),
-        settings=tuple(one for one in overrides if one.partition("=")[0].strip().split(".")[0] == "policies"),
+        settings=settings_of_all(overrides),
         plots=spec.plots,
         output=output,
         idle=idle,

@@ -70,6 +70,11 @@ def output_folder(named: str | None, tree: Node, name: str) -> Path:
     return output
 
 
+def settings_of_all(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Returns the overrides of policies, which hold for all systems, whatever the base's own."""
+    return tuple(one for one in overrides if one.partition("=")[0].strip().split(".")[0] == "policies")
+
+
 def under(systems: Collection[str]) -> str:
     """Returns what stands behind a fault that a point has under these systems."""
     return f" (under {', '.join(systems)})"

@@ -1,6 +1,7 @@
-"""What a sweep's folder says of itself: its study, the files and plugins behind it, and where its numbers come from.
+"""What the folder of a sweep or a search says of itself: its text, the files and plugins behind it, and where its
+numbers come from.
 
-study.yaml       the study by itself, with all that it extends
+study.yaml       the study by itself, with all that it extends; search.yaml: a search
 files/           files that it names by path, by digest, where they are small
 plugins/         the text of plugins in use
 provenance.json  versions, digests, sources of devices, and what pictures need beside the rows
@@ -14,8 +15,9 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
@@ -38,12 +40,35 @@ from kvferry.specs.scenario import Scenario
 from kvferry.system.whole_file import write_file
 from kvferry.traces.resolve import trace_file
 
-STUDY, PROVENANCE, ORDER = "study.yaml", "provenance.json", "order.parquet"
-# What the folder of a search has instead.
-SEARCH = "search.json"
+STUDY, SEARCH, PROVENANCE, ORDER = "study.yaml", "search.yaml", "provenance.json", "order.parquet"
+# What a search found.
+FRONT = "search.json"
+# What else a folder may be of, by a file that it has, and what makes it again.
+_OTHERS = {
+    "advice.json": "is of advice, which a clock cuts: kvferry advise asks again, kvferry run {}/scenario.yaml tries it",
+    FRONT: "is of a search that says too little of itself: kvferry search FILE adds the rest, and runs nothing again",
+    "comparison.json": "is of a comparison: as a sweep with axes: {{system: [...]}} it can be packed",
+    "metrics.json": "is of a run: kvferry run {}/scenario.yaml makes it again",
+    "points.parquet": "is of a sweep that says too little of itself: kvferry sweep STUDY adds the rest, and runs "
+    "nothing again",
+}
+Kind = Literal["study", "search"]
+_TEXTS: Mapping[Kind, str] = {"study": STUDY, "search": SEARCH}
 # Files up to this size are kept, as long as all together have no more than that.
 MOST_FILE_BYTES, MOST_FILES_BYTES = 4_000_000, 40_000_000
 _MOST_PROVENANCE_BYTES = 5_000_000
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is written of a study or a search: its points, its text, the keys that vary and overrides of policies."""
+
+    kind: Kind
+    name: str
+    points: Sequence[Scenario]
+    axes: Sequence[str]
+    settings: Sequence[str]
+    text: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,7 +82,8 @@ class NamedFile:
 
 @dataclass(frozen=True)
 class Provenance:
-    """``provenance.json``. ``settings``: what holds for all systems; ``axes``, ``about``, ``chance``: of pictures."""
+    """``provenance.json``. ``study``: its name, or the search's; ``settings``: what holds for all systems; ``axes``,
+    ``about``, ``chance``: of pictures."""
 
     study: str
     code: str
@@ -76,15 +102,21 @@ class Provenance:
     traces: Mapping[str, str] = field(default_factory=dict)
     # Whether points have ends of intervals; None: where their runtime is assumed.
     intervals: bool | None = None
+    kind: Kind = "study"
+
+    @property
+    def text_file(self) -> str:
+        """The file that says what was run."""
+        return _TEXTS[self.kind]
 
 
-def write_record(folder: Path, study: Study, keys: Sequence[str], intervals: bool | None = None) -> list[str]:
+def write_record(folder: Path, of: Recorded, keys: Sequence[str], intervals: bool | None = None) -> list[str]:
     """Writes all of it; `keys` are those of the points, `intervals`: which points were asked for theirs. Returns lines
     to say, of another study that lay there. Raises KvferryError."""
     named: dict[str, str] = {}
     files: dict[str, NamedFile] = {}
     left = MOST_FILES_BYTES
-    for path in files_of(study.text):
+    for path in files_of(of.text):
         place = f"files/{portable_name(path)}"
         n_bytes = sum(file.stat().st_size for file in counted(path))
         kept = n_bytes <= min(MOST_FILE_BYTES, left)
@@ -96,11 +128,11 @@ def write_record(folder: Path, study: Study, keys: Sequence[str], intervals: boo
                 write_file(
                     folder / place / file.relative_to(path) if path.is_dir() else folder / place, file.read_bytes()
                 )
-    text = yaml_bytes(with_files(study.text, named))
-    said = _kept_before(folder / STUDY, text)
-    write_file(folder / STUDY, text)
+    text = yaml_bytes(with_files(of.text, named))
+    said = _kept_before(folder / _TEXTS[of.kind], text)
+    write_file(folder / _TEXTS[of.kind], text)
     write_plugins(folder)
-    write_file(folder / PROVENANCE, to_json(asdict(_provenance(study, files, intervals))).encode())
+    write_file(folder / PROVENANCE, to_json(asdict(_provenance(of, files, intervals))).encode())
     import pyarrow as pa
 
     write_file(folder / ORDER, parquet_bytes({"key": pa.array(keys, pa.string())}))
@@ -108,37 +140,43 @@ def write_record(folder: Path, study: Study, keys: Sequence[str], intervals: boo
 
 
 def _kept_before(path: Path, text: bytes) -> list[str]:
-    """Keeps another study's text under a name of its own."""
+    """Keeps the text of another study or search under a name of its own."""
     try:
         before = path.read_bytes()
     except OSError:
         return []
     if before == text:
         return []
-    kept = path.with_name(f"study-{hashlib.sha256(before).hexdigest()[:8]}.yaml")
+    kept = path.with_name(f"{path.stem}-{hashlib.sha256(before).hexdigest()[:8]}.yaml")
     write_file(kept, before)
-    return [f"{path.parent} held another study, which is kept there as {kept.name}"]
+    return [f"{path.parent} held another {path.stem}, which is kept there as {kept.name}"]
 
 
-def _provenance(study: Study, files: Mapping[str, NamedFile], intervals: bool | None) -> Provenance:
-    by_name = {point.device.name: point for point in study.points}
+def _provenance(of: Recorded, files: Mapping[str, NamedFile], intervals: bool | None) -> Provenance:
+    by_name = {point.device.name: point for point in of.points}
     return Provenance(
-        study=study.name,
+        kind=of.kind,
+        study=of.name,
         code=code_version(),
-        versions=versions(),
+        versions=versions_behind(of.kind),
         computer={"system": platform.system(), "processor": platform.machine()},
-        settings=study.settings,
-        axes=study.axes,
-        about=devices_of(study.points),
-        chance=chance_of(study.points),
-        headlines=sorted({WORKLOADS[point.workload.kind].headline for point in study.points}),
-        traces=_traces(study.points),
+        settings=of.settings,
+        axes=of.axes,
+        about=devices_of(of.points),
+        chance=chance_of(of.points),
+        headlines=sorted({WORKLOADS[point.workload.kind].headline for point in of.points}),
+        traces=_traces(of.points),
         intervals=intervals,
-        backends=sorted({point.backend for point in study.points}),
+        backends=sorted({point.backend for point in of.points}),
         plugins={plugin.name: plugin.sha256 for plugin in used()},
         files=files,
         devices={name: provenance_of(point.device, point.model)["device"] for name, point in sorted(by_name.items())},
     )
+
+
+def versions_behind(kind: Kind) -> dict[str, str]:
+    """Returns the versions of what results depend on: which points a search tries, on its sampler."""
+    return versions() | ({"optuna": version("optuna")} if kind == "search" else {})
 
 
 def _traces(points: Sequence[Scenario]) -> dict[str, str]:
@@ -158,10 +196,8 @@ def yaml_bytes(text: Any) -> bytes:
 def read_provenance(folder: Path) -> Provenance:
     """Raises InputError where there is none, or it is damaged."""
     path = folder / PROVENANCE
-    _check_no_search(folder)
     if not path.is_file():
-        what = "which sweeps of an earlier KVFerry did not leave; kvferry sweep STUDY adds it, and runs nothing again"
-        raise InputError(f"{folder}: holds no {PROVENANCE}, {what}")
+        raise InputError(f"{folder}: {_other(folder)}")
     try:
         found = json.loads(read_text(path, _MOST_PROVENANCE_BYTES))
         provenance = Provenance(**found | {"files": {name: NamedFile(**one) for name, one in found["files"].items()}})
@@ -171,18 +207,18 @@ def read_provenance(folder: Path) -> Provenance:
         raise InputError(f"{path}: is damaged: {str(error)[:200]}") from None
 
 
-def _check_no_search(folder: Path) -> None:
+def _other(folder: Path) -> str:
+    """Returns what a folder is that holds no provenance."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder; give that of a sweep")
-    if (folder / SEARCH).is_file() and not (folder / PROVENANCE).is_file():
-        what = (
-            "is of a search, which does not keep what a sweep does: its file, with the same seed, tries the same points"
-        )
-        raise InputError(f"{folder}: {what} (kvferry search FILE)")
+        return "there is no such folder; give that of a sweep or a search"
+    found = next((what for name, what in _OTHERS.items() if (folder / name).is_file()), None)
+    return f"holds no {PROVENANCE}; give the folder of a sweep or a search" if found is None else found.format(folder)
 
 
 def _check(found: Provenance) -> None:
-    """Raises ValueError for a value of another kind than a sweep writes."""
+    """Raises ValueError for a value of another kind than a sweep or a search writes."""
+    if found.kind not in get_args(Kind):
+        raise ValueError(f"kind is {found.kind!r:.40}")
     for key in ("study", "code", "about", "chance"):
         check_texts("it", {key: getattr(found, key)})
     for key in ("settings", "axes", "headlines", "backends"):
@@ -223,8 +259,9 @@ def plots_in(path: Path) -> tuple[PlotSpec, ...]:
 
 
 def keys_in_order(folder: Path) -> list[str]:
-    """Returns the keys of the study's points. Raises InputError."""
-    _check_no_search(folder)
+    """Returns the keys of the points. Raises InputError."""
+    if not (folder / PROVENANCE).is_file():
+        raise InputError(f"{folder}: {_other(folder)}")
     try:
         keys: list[str] = table_of(folder / ORDER, needed=("key",))["key"].to_pylist()
     except (ValueError, OSError) as error:
@@ -236,17 +273,25 @@ def recorded_study(folder: Path, check: Check | None = None) -> Study:
     """Returns the study of a sweep's folder, its points made again. Raises InputError: for plugins that it needs,
     too."""
     provenance = read_provenance(folder)
+    check_plugins(folder, provenance)
+    return load_study(str(folder / STUDY), list(provenance.settings), check)
+
+
+def check_plugins(folder: Path, provenance: Provenance) -> None:
+    """Raises InputError where plugins that a folder needs are not in use."""
     here = {plugin.name: plugin.sha256 for plugin in used()}
     for name, sha256 in provenance.plugins.items():
         if here.get(name) != sha256:
             other = "" if name not in here else f", of other text than the {name} in use"
             file = folder / "plugins" / sha256[:12] / f"{name}.py"
             raise InputError(f"{folder}: was made with the plugin {name}{other}; read {file}, then --plugin {file}")
-    return load_study(str(folder / STUDY), list(provenance.settings), check)
 
 
 def recorded_point(folder: Path, key: str, check: Check | None = None) -> tuple[str, Scenario]:
     """Returns the point of a sweep's folder whose key begins so, with its whole key. Raises InputError."""
+    if read_provenance(folder).kind == "search":
+        what = f"is of a search: {FRONT} says by which settings a point differs from its base, for --set"
+        raise InputError(f"{folder}: {what}")
     known = keys_in_order(folder)
     found = sorted({one for one in known if one.startswith(key)})
     if len(found) != 1 or len(key) < 4:

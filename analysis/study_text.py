@@ -1,4 +1,5 @@
-"""A study as it stands by itself: names are replaced by what they name, so that its text alone makes its points."""
+"""A study or a search as it stands by itself: names are replaced by what they name, so that its text alone makes its
+points."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvferry.analysis.search_spec import SearchSpec
 from kvferry.analysis.study_base import StudyBase
 from kvferry.analysis.study_spec import StudySpec
 from kvferry.analysis.variants import Variants
@@ -37,8 +39,23 @@ def study_text(name: str, spec: StudySpec, tree: Node, base: StudyBase, variants
     return found | {key: node.plain() for key in ("where", "plots") if (node := tree.child(key)) is not None}
 
 
+def search_text(name: str, spec: SearchSpec, tree: Node, base: StudyBase) -> Text:
+    """Returns what a search's file would say that extends nothing and leaves nothing to defaults. Files are named by
+    their absolute paths."""
+    return {
+        "name": name,
+        "base": base.resolved.plain(),
+        "space": {key: _values(base, key, tree.find(("space", key))) for key in spec.space},
+        "objectives": [one.model_dump(exclude_none=True) for one in spec.objectives],
+        "constraints": list(spec.constraints),
+        "where": list(spec.where),
+        **({} if spec.seeds is None else {"seeds": list(spec.seeds)}),
+        **{key: getattr(spec, key) for key in ("points", "at_once", "sampler", "seed")},
+    }
+
+
 def files_of(text: Mapping[str, Any]) -> list[Path]:
-    """Returns the files and folders that a study's text names by absolute paths, each once."""
+    """Returns the files and folders that a study's or a search's text names by absolute paths, each once."""
     found = dict.fromkeys(named_files(text["base"]).values())
     for key, value in _set(text):
         scenario: Any = value
@@ -59,7 +76,8 @@ def with_files(text: Any, named: Mapping[str, str]) -> Any:
 
 def _set(text: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Each key that varies with each of its values."""
-    groups = [text.get("axes", {}), *text.get("zip", ()), *(one["keys"] for one in text.get("samples", ()))]
+    samples = [one["keys"] for one in text.get("samples", ())]
+    groups = [text.get("axes", {}), text.get("space", {}), *text.get("zip", ()), *samples]
     for group in groups:
         for key, values in group.items():
             yield from ((key, value) for value in (values if isinstance(values, list) else ()))

@@ -19,7 +19,7 @@ from kvferry.analysis.point import Point, Work
 from kvferry.analysis.settings import column_of
 from kvferry.analysis.study import Study
 from kvferry.analysis.study_plots import chance_of, devices_of, draw_plots
-from kvferry.analysis.study_record import write_record
+from kvferry.analysis.study_record import Recorded, write_record
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
@@ -102,7 +102,8 @@ def run_study(
         study.points, folder, workers, progress, executor=executor, intervals_of=intervals_of, labels=study.labels
     )
     frame = frame.drop_duplicates("key")
-    said = write_record(folder, study, list(frame["key"]), intervals)
+    record = Recorded("study", study.name, study.points, study.axes, study.settings, study.text)
+    said = write_record(folder, record, list(frame["key"]), intervals)
     not_measured = sorted({point.device.name for point in study.points if not point.device.is_measured})
     about, chance = (study.name, devices_of(study.points)), chance_of(study.points)
     drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, about, chance)

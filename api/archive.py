@@ -1,4 +1,4 @@
-"""A sweep's folder as one archive that others rerun, and such an archive as a folder again.
+"""The folder of a sweep or a search as one archive that others rerun, and such an archive as a folder again.
 
 manifest.json names every file of the archive with its digest. Archives come from others: names are checked before
 anything is written, sizes are bounded, and no code of theirs is run here.
@@ -22,9 +22,9 @@ from typing import Any
 from kvferry.analysis.dataset import rows_bytes
 from kvferry.analysis.envelope import to_json
 from kvferry.analysis.study_record import (
+    FRONT,
     ORDER,
     PROVENANCE,
-    STUDY,
     check_texts,
     keys_in_order,
     read_provenance,
@@ -44,7 +44,7 @@ MOST_ENTRIES, MOST_ENTRY_BYTES, MOST_BYTES = 5_000, 200_000_000, 500_000_000
 MOST_MANIFEST_BYTES, MOST_PART_BYTES, MOST_NAME_BYTES = 5_000_000, 255, 1_000
 # What an archive may hold.
 _NAMES = re.compile(
-    r"(manifest\.json|study\.yaml|provenance\.json|points\.parquet|order\.parquet"
+    r"(manifest\.json|study\.yaml|search\.(yaml|json)|provenance\.json|points\.parquet|order\.parquet"
     r"|plugins/[0-9a-f]{12}/\w[\w.-]*\.py|plots/[\w.-]+\.(png|svg|pdf|tex)|files/[0-9a-f]{12}/[^/\\\0]+(/[^/\\\0]+)*)"
 )
 _CHUNK = 1 << 20
@@ -69,15 +69,16 @@ class Manifest:
 
 
 def pack(folder: Path, output: Path) -> Manifest:
-    """Writes the archive of a sweep's folder. Equal folders give equal bytes. Raises InputError for a folder that has
-    no rows or does not say what it is of."""
+    """Writes the archive of a sweep's or a search's folder. Equal folders give equal bytes. Raises InputError for a
+    folder that has no rows or does not say what it is of."""
     provenance = read_provenance(folder)
     contents: dict[str, bytes] = {POINTS: _rows(folder)}
-    tree = read_document(folder / STUDY).plain()
+    tree = read_document(folder / provenance.text_file).plain()
     large = {str(path): f"files/{portable_name(path)}" for path in files_of(tree)}
-    contents[STUDY] = yaml_bytes(with_files(tree, large))
+    contents[provenance.text_file] = yaml_bytes(with_files(tree, large))
     kept = [path for part in ("plugins", "files", "plots") for path in sorted((folder / part).rglob("*"))]
-    for path in (folder / PROVENANCE, folder / ORDER, *(path for path in kept if path.is_file())):
+    said = [PROVENANCE, ORDER, *([FRONT] if provenance.kind == "search" else [])]
+    for path in (*(folder / name for name in said), *(path for path in kept if path.is_file())):
         name = path.relative_to(folder).as_posix()
         if _NAMES.fullmatch(name):
             if not _is_good(name):
@@ -104,7 +105,7 @@ def pack(folder: Path, output: Path) -> Manifest:
 
 
 def _rows(folder: Path) -> bytes:
-    """Returns the rows of the study's points alone, as a sweep into an empty folder would write them."""
+    """Returns the rows of the points alone, as a sweep or a search into an empty folder would write them."""
     return rows_bytes(folder, keys_in_order(folder))
 
 

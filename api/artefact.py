@@ -1,19 +1,31 @@
-"""Results that last: pictures drawn again, and sweeps as archives that others rerun."""
+"""Results that last: pictures drawn again, and sweeps and searches as archives that others rerun."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.dataset import read_points
-from kvferry.analysis.envelope import versions
+from kvferry.analysis.executors.choice import executor_for
+from kvferry.analysis.search import run_search
+from kvferry.analysis.search_record import recorded_search, write_search_record
+from kvferry.analysis.search_result import write_result
 from kvferry.analysis.study_plots import Drawn
-from kvferry.analysis.study_record import keys_in_order, read_provenance, recorded_study
+from kvferry.analysis.study_record import (
+    FRONT,
+    keys_in_order,
+    read_provenance,
+    recorded_study,
+    versions_behind,
+)
 from kvferry.analysis.style import FORMATS, Print
 from kvferry.api import archive as artefact
+from kvferry.api.intervals import INTERVALS
 from kvferry.api.reach import check_points, check_text
 from kvferry.api.redraw import redraw
 from kvferry.api.sweep import sweep
@@ -66,8 +78,9 @@ def _inches(width: str) -> float:
 
 
 def pack(folder: str | Path, output: str | Path | None = None) -> tuple[Path, artefact.Manifest]:
-    """Writes a sweep's folder as one archive: study, files that it names, plugins' text, rows, pictures and versions.
-    `output`: None: NAME.kvferry.zip in this folder. Equal folders give equal bytes. Raises InputError."""
+    """Writes a sweep's or a search's folder as one archive: its text, files that it names, plugins' text, rows,
+    pictures and versions. `output`: None: NAME.kvferry.zip in this folder. Equal folders give equal bytes. Raises
+    InputError."""
     place = Path(folder)
     file = Path(f"{place.resolve().name}{artefact.SUFFIX}") if output is None else Path(output)
     return file, artefact.pack(place, file)
@@ -75,8 +88,8 @@ def pack(folder: str | Path, output: str | Path | None = None) -> tuple[Path, ar
 
 @dataclass(frozen=True)
 class Checked:
-    """What a rerun came to: ``same``: the rows' file has the same bytes. ``differences``: lines, none where all figures
-    are equal. ``notes``: what is other here than where it was packed."""
+    """What a rerun came to: ``same``: rows, and a search's front, have the same bytes. ``differences``: lines, none
+    where all figures are equal. ``notes``: what is other here than where it was packed."""
 
     rows: int
     same: bool
@@ -103,8 +116,8 @@ def check(
     jobs: int | None = None,
     progress: Progress = lambda done, of: None,
 ) -> Checked:
-    """Runs the study of an unpacked folder in its rerun/, and holds the rows against the folder's. `run_plugins`: the
-    code that it brings along is run. Raises InputError, KvferryError."""
+    """Runs the study or search of an unpacked folder in its rerun/, and holds the rows, and a search's front, against
+    the folder's. `run_plugins`: the code that it brings along is run. Raises InputError, KvferryError."""
     place = Path(folder)
     manifest, provenance = artefact.manifest_of(place), read_provenance(place)
     if lines := artefact.missing_files(place, manifest):
@@ -117,21 +130,18 @@ def check(
     for path in plugins:
         use(path)
     check_text(place)
-    study = recorded_study(place, names_in_use)
-    check_points(place, study.points)
-    swept = sweep(
-        study, output=place / "rerun", jobs=jobs, plots=False, intervals=provenance.intervals, progress=progress
-    )
-    theirs = (place / artefact.POINTS).read_bytes()
-    mine = (swept.folder / "points.parquet").read_bytes()
-    keys = keys_in_order(place)
-    if theirs == mine:
-        return Checked(len(set(keys)), True, (), ())
-    differences = tuple(_differences(read_points(place), read_points(swept.folder)))
-    here = {"code": code_version(), **versions()}
+    again, n_rows = place / "rerun", len(set(keys_in_order(place)))
+    is_search = provenance.kind == "search"
+    (_search_again if is_search else _sweep_again)(place, again, provenance.intervals, jobs, progress)
+    compared = (artefact.POINTS, FRONT) if is_search else (artefact.POINTS,)
+    if all(_bytes(place / name) == _bytes(again / name) for name in compared):
+        return Checked(n_rows, True, (), ())
+    differences = _differences(read_points(place), read_points(again))
+    differences += _other_results(place / FRONT, again / FRONT) if is_search else []
+    here = {"code": code_version(), **versions_behind(provenance.kind)}
     there = {"code": manifest.code, **manifest.versions}
     notes = [f"{name}: {there[name]} there, {here[name]} here" for name in here if there.get(name) != here[name]]
-    mine_of = read_provenance(swept.folder).traces
+    mine_of = read_provenance(again).traces
     notes += [
         f"trace {name}: another file here"
         for name, digest in provenance.traces.items()
@@ -139,7 +149,51 @@ def check(
     ]
     if "torch" in provenance.backends:
         notes.append("real runs differ from each other")
-    return Checked(len(set(keys)), False, differences, tuple(notes))
+    return Checked(n_rows, False, tuple(differences), tuple(notes))
+
+
+def _sweep_again(folder: Path, output: Path, intervals: bool | None, jobs: int | None, progress: Progress) -> None:
+    study = recorded_study(folder, names_in_use)
+    check_points(folder, study.points)
+    sweep(study, output=output, jobs=jobs, plots=False, intervals=intervals, progress=progress)
+
+
+def _search_again(folder: Path, output: Path, intervals: bool | None, jobs: int | None, progress: Progress) -> None:
+    """Searches again; what is tried is checked before it is run, as nobody knows it sooner."""
+    search = recorded_search(folder, names_in_use)
+    tried, _ = run_search(
+        search,
+        output,
+        executor_for(None, jobs),
+        progress,
+        intervals_of=INTERVALS[intervals],
+        allow=partial(check_points, folder),
+    )
+    write_result(search, tried, output, plots=False)
+    write_search_record(output, search, tried, intervals)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}; it is not as it was packed") from None
+
+
+def _other_results(theirs: Path, mine: Path) -> list[str]:
+    """Returns a line for each part of what a search found that is not the same."""
+    try:
+        there = json.loads(_bytes(theirs))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{theirs}: is damaged: {str(error)[:200]}") from None
+    if not isinstance(there, dict):
+        raise InputError(f"{theirs}: is damaged: holds no object")
+    here = json.loads(_bytes(mine))
+    return [
+        f"{mine.name}: {key}: {there.get(key)!s:.80} there, {here.get(key)!s:.80} here"
+        for key in sorted({*there, *here})
+        if there.get(key) != here.get(key)
+    ]
 
 
 def _plugin_files(folder: Path) -> list[Path]:

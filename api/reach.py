@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from kvferry.analysis.study_record import STUDY, read_provenance
+from kvferry.analysis.study_record import Provenance, read_provenance
 from kvferry.scenarios.library import looks_like_a_path
 from kvferry.scenarios.loader import dump_scenario
 from kvferry.scenarios.named_files import named_files
@@ -22,44 +22,50 @@ _PROSE = ("source", "sources", "plots")
 
 
 def check_text(folder: Path) -> None:
-    """Raises InputError where the study of an unpacked folder would have files from elsewhere read before its points
-    are known. A study that was packed extends nothing, and names files below its folder."""
-    file = folder / STUDY
+    """Raises InputError where the study or search of an unpacked folder would have files from elsewhere read before its
+    points are known. One that was packed extends nothing, and names files below its folder."""
+    provenance = read_provenance(folder)
+    file = folder / provenance.text_file
     tree = read_document(file).plain()
     if not isinstance(tree, dict) or not isinstance(tree.get("base"), dict):
-        raise _refused(file, "base", "is no scenario that stands there by itself")
+        raise _refused(provenance, file, "base", "is no scenario that stands there by itself")
     for key, value in _texts(tree):
         if key.split(".")[-1] == "extends":
-            raise _refused(file, key, f"{value!r:.60} is another file")
+            raise _refused(provenance, file, key, f"{value!r:.60} is another file")
         if _leads_out(value):
-            raise _refused(file, key, f"{value!r:.60} leads out of its folder")
-    for setting in read_provenance(folder).settings:
+            raise _refused(provenance, file, key, f"{value!r:.60} leads out of its folder")
+    for setting in provenance.settings:
         key_of, _, text = setting.partition("=")
         values = parse_document(text, "settings", folder).plain() if text.strip() else None
         # Its relative paths would begin where the command is run.
         if any(_leads_out(value) or looks_like_a_path(value) for _, value in _texts(values)):
-            raise _refused(folder / "provenance.json", "settings", f"{key_of[:60]} names a file")
+            raise _refused(provenance, folder / "provenance.json", "settings", f"{key_of[:60]} names a file")
 
 
 def check_points(folder: Path, points: Sequence[Scenario]) -> None:
     """Raises InputError for points of an unpacked folder that write to a place of their choice, ask an address, or name
     files that lie elsewhere."""
-    within = folder.resolve()
+    within, provenance = folder.resolve(), read_provenance(folder)
+    file = folder / provenance.text_file
     for point in points:
         for key in _WRITTEN:
             if (named := getattr(point.live, key, None)) is not None:
-                raise _refused(folder / STUDY, f"live.{key}", f"{named!r:.60} is a place that a run writes to")
+                what = f"{named!r:.60} is a place that a run writes to"
+                raise _refused(provenance, file, f"live.{key}", what)
         cloud = getattr(point.live, "cloud", None)
         if isinstance(cloud, str) and "://" in cloud:
-            raise _refused(folder / STUDY, "live.cloud", f"{cloud!r:.60} is an address that a run asks")
+            raise _refused(provenance, file, "live.cloud", f"{cloud!r:.60} is an address that a run asks")
         for where, path in named_files(dump_scenario(point)).items():
             if not path.resolve().is_relative_to(within):
-                raise _refused(folder / STUDY, ".".join(where), f"{str(path)!r:.60} lies elsewhere")
+                raise _refused(provenance, file, ".".join(where), f"{str(path)!r:.60} lies elsewhere")
 
 
-def _refused(file: Path, key: str, what: str) -> InputError:
-    how = "a study of others reaches its own folder alone; read it, change this, and run it as a study of yours"
-    return InputError(f"{file}: {key[:100]}: {what}; {how}: kvferry sweep")
+def _refused(of: Provenance, file: Path, key: str, what: str) -> InputError:
+    how = (
+        f"a {of.kind} of others reaches its own folder alone; read it, change this, and run it as a {of.kind} of yours"
+    )
+    command = {"study": "sweep", "search": "search"}[of.kind]
+    return InputError(f"{file}: {key[:100]}: {what}; {how}: kvferry {command}")
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -55,6 +55,10 @@ def _of_sweep(
     folder: Path, output: Path, study: Path | None, version: str | None, how: Print, latex: bool
 ) -> tuple[Drawn, list[str]]:
     provenance = read_provenance(folder)
+    if provenance.kind == "search":
+        raise InputError(
+            f"{folder}: is of a search: kvferry search {folder / provenance.text_file} -o {folder} draws it"
+        )
     plots = plots_in(folder / STUDY if study is None else study)
     if not plots:
         raise InputError(f"{folder / STUDY if study is None else study}: plots: is missing; --study FILE names others")

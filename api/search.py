@@ -14,6 +14,7 @@ from kvferry.analysis.executors.executor import Executor
 from kvferry.analysis.quality import MARK, SPARSE
 from kvferry.analysis.remarks import rests_on
 from kvferry.analysis.search import Search, Tried, invalid_under, load_search, run_search
+from kvferry.analysis.search_record import write_search_record
 from kvferry.analysis.search_result import result_of, write_result
 from kvferry.api.html import with_remarks
 from kvferry.api.intervals import INTERVALS
@@ -33,7 +34,7 @@ class Found:
 
     ``summary``: what ``kvferry search --json`` prints: the front with settings, figures and keys of rows, how many
     points are solutions, and why others are not. ``tried``: every point, in order. ``new``: how many scenarios were run
-    now.
+    now. ``said``: what is to be said of the folder.
     """
 
     search: Search
@@ -42,6 +43,7 @@ class Found:
     tried: tuple[Tried, ...]
     new: int
     plots: tuple[Path, ...]
+    said: tuple[str, ...] = ()
 
     @cached_property
     def front(self) -> pd.DataFrame:
@@ -139,4 +141,5 @@ def search(
     where = executor if executor is not None and not isinstance(executor, str) else executor_for(executor, jobs)
     tried, new = run_search(loaded, folder, where, progress, intervals_of=INTERVALS[intervals])
     _, pictures = write_result(loaded, tried, folder, plots)
-    return Found(loaded, folder, result_of(loaded, tried), tuple(tried), new, tuple(pictures))
+    said = write_search_record(folder, loaded, tried, intervals)
+    return Found(loaded, folder, result_of(loaded, tried), tuple(tried), new, tuple(pictures), tuple(said))

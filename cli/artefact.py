@@ -1,4 +1,4 @@
-"""``kvferry pack`` and ``kvferry unpack``: a sweep as one file that others rerun."""
+"""``kvferry pack`` and ``kvferry unpack``: a sweep or a search as one file that others rerun."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +10,13 @@ from kvferry.cli.output import results_file, results_folder
 
 
 def pack(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a sweep.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a sweep or a search.")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", parser=results_file, help="Default: NAME.kvferry.zip"),
     ] = None,
 ) -> None:
-    """Write a sweep's folder as one archive: study, files, plugins, rows, pictures and versions."""
+    """Write the folder of a sweep or a search as one archive: its text, files, plugins, rows, pictures and versions."""
     from kvferry.api.artefact import pack as packed
     from kvferry.cli.progress import say
     from kvferry.specs import human
@@ -43,7 +43,7 @@ def unpack(
     ] = False,
     jobs: JobsOption = None,
 ) -> None:
-    """Unpack an archive of others; with --check, run its study and hold the rows against it.
+    """Unpack an archive of others; with --check, run its study or search and hold the rows against it.
 
     Exit code 1 where any figure differs. Names and sizes are checked before anything is written.
     """

@@ -68,6 +68,8 @@ def search(
         told = [line for line in found.remarks if line not in loaded.remarks]
         for line in [*([mark] if mark else []), *told]:
             print(quoted(line))
+        for line in found.said:
+            say(line)
         say(f"written to {folder}")
     say_failures(
         [

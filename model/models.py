@@ -3,13 +3,19 @@
 Nothing in a model's folder is executed and nothing pickled is read: no remote code, no adapters, no .bin.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvferry.model.folder import (
+    check_rope_kind,
+    check_unsupported,
+    check_weights,
+    description_of,
+    local_folder,
+)
 from kvferry.specs.errors import InputError, MissingExtra, pick
 from kvferry.specs.model import LatentKv, ModelSpec
 
@@ -67,14 +73,9 @@ FAMILIES = {
     "smollm3": Family(SmolLM3Config, SmolLM3ForCausalLM),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# These stretch the rotary embedding with the length of the sequence, so that keys depend on tokens yet to come.
-_ROPE_BY_LENGTH = ("dynamic", "longrope")
 # What random weights of a family say besides dimensions: Mistral's own window is of its first version alone.
 _OWN: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}}
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "tokenizer.model")
-_MAX_JSON_BYTES = 64 * 2**20
-# Small trained models that come with the project, one folder each; see training/.
-BUNDLED = Path(__file__).resolve().with_name("bundled")
 
 
 def load_model(
@@ -90,7 +91,7 @@ def load_model(
     config = _config(folder)
     chosen = pick("dtype", DTYPES, dtype) if dtype else _stored_dtype(config)
     target = check_device(device)
-    _check_weights(folder)
+    check_weights(folder)
     spec = _spec(config, chosen, str(reference))
     _check_fits(spec, target)
     # Its bar on standard error says nothing of a load of some seconds, and stands between our own lines.
@@ -186,9 +187,6 @@ def check_config(config: PreTrainedConfig, where: str) -> None:
         raise InputError(f"{where}: has sliding-window layers (layer_types) and no sliding_window that says how long")
     if unknown := sorted(kinds - {"full_attention", "sliding_attention"}):
         raise InputError(f"{where}: has layers of {unknown[0]}; full_attention and sliding_attention are supported")
-    for key in ("use_bidirectional_attention", "attn_logit_softcapping"):
-        if getattr(config, key, None):
-            raise InputError(f"{where}: {key} is not supported")
     for key in ("rms_norm_eps", "layer_norm_eps"):
         epsilon = getattr(config, key, 0.0)
         if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
@@ -196,27 +194,13 @@ def check_config(config: PreTrainedConfig, where: str) -> None:
     ropes = config.rope_parameters or {}
     # Layers of different kinds may have one each.
     for rope in ropes.values() if kinds & ropes.keys() else (ropes,):
-        _check_rope(rope, where)
+        base = rope.get("rope_theta", 1.0)
+        if isinstance(base, bool) or not isinstance(base, int | float) or not 1 <= base < math.inf:
+            raise InputError(f"{where}: rope_theta is {base!r:.60}; a number from 1 on would do")
+        check_rope_kind(rope, where)
     if getattr(config, "first_k_dense_replace", config.num_hidden_layers) < config.num_hidden_layers:
         raise InputError(f"{where}: has a mixture of experts; one feed-forward network in each layer is supported")
-    if getattr(config, "quantization_config", None) is not None:
-        raise InputError(f"{where}: has quantised weights; float32, bfloat16 and float16 are supported")
-
-
-def _check_rope(rope: Mapping[str, Any], where: str) -> None:
-    base = rope.get("rope_theta", 1.0)
-    if isinstance(base, bool) or not isinstance(base, int | float) or not 1 <= base < math.inf:
-        raise InputError(f"{where}: rope_theta is {base!r:.60}; a number from 1 on would do")
-    kind = rope.get("rope_type", "default")
-    if kind in _ROPE_BY_LENGTH:
-        raise InputError(f"{where}: rope_type {kind!r} makes keys depend on later tokens; 'yarn' or 'llama3' would do")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise InputError(f"{where}: partial_rotary_factor is {rope['partial_rotary_factor']!r:.60}; 1.0 is supported")
-
-
-def bundled() -> tuple[str, ...]:
-    """Names of the models that come with the project."""
-    return tuple(sorted(path.parent.name for path in BUNDLED.glob("*/config.json")))
+    check_unsupported(vars(config), where)
 
 
 def folder_of(reference: str) -> Path:
@@ -225,15 +209,8 @@ def folder_of(reference: str) -> Path:
 
 
 def _folder(reference: str, allow_download: bool) -> Path:
-    if reference in bundled():
-        return BUNDLED / reference
-    if (folder := Path(reference).expanduser()).is_dir():
+    if (folder := local_folder(reference)) is not None:
         return folder
-    if folder.exists() or reference.startswith((".", "/", "~")) or reference.count("/") != 1:
-        known = ", ".join(bundled())
-        raise InputError(
-            f"{reference}: not a folder with a model, nor bundled ({known}), nor a name on the hub like Qwen/Qwen3-0.6B"
-        )
     from huggingface_hub import snapshot_download
 
     try:
@@ -245,10 +222,8 @@ def _folder(reference: str, allow_download: bool) -> Path:
 
 def _config(folder: Path) -> PreTrainedConfig:
     path = folder / "config.json"
-    description = _json(path)
-    kind = pick("model family", FAMILIES, str(description.get("model_type")))
-    if (folder / "adapter_config.json").exists():
-        raise InputError(f"{folder}: an adapter; the whole model is needed, with the adapter merged into it")
+    description = description_of(folder)
+    kind = FAMILIES[str(description["model_type"])]
     for key in [*description]:
         # Other files to read, or to execute; of attention and experts, a kernel on the hub to fetch.
         if key in ("transformers_weights", "auto_map") or "_implementation" in key:
@@ -261,46 +236,6 @@ def _config(folder: Path) -> PreTrainedConfig:
     check_config(config, str(path))
     config.name_or_path = str(folder)
     return config
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise InputError(f"{path}: {path.stat().st_size:,} bytes; at most {_MAX_JSON_BYTES:,} are read")
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_finite, parse_float=_finite)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; a model's folder has config.json and *.safetensors") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: a mapping is needed, this is a {type(content).__name__}")
-    return content
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is no number that a model could be computed with")
-    return number
-
-
-def _check_weights(folder: Path) -> None:
-    """Whole and in safetensors: one file, or an index whose files all lie beside it."""
-    if (folder / "model.safetensors").is_file():
-        return
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        also = f"; {others[0]} is pickled and not read: convert it" if others else ""
-        raise InputError(f"{folder}: has no model.safetensors{also}")
-    shards = _json(index).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise InputError(f"{index}: has no weight_map")
-    for shard in sorted(set(map(str, shards.values()))):
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise InputError(f"{index}: {shard!r} is not a .safetensors file beside it")
-        if not (folder / shard).is_file():
-            raise InputError(f"{folder}: {shard} is missing")
 
 
 def _stored_dtype(config: PreTrainedConfig) -> torch.dtype:

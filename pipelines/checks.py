@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+from kvferry.model.folder import check_weights_of
 from kvferry.pipelines.parameters import BadParameters
 from kvferry.pipelines.plugins import use_installed
 from kvferry.pipelines.workload import System
@@ -64,6 +65,10 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     if not kind.of_many_machines(scenario):
         what = f"{scenario.workload.kind} runs on the device alone; leave it out"
         yield from (Complaint(("machines", name), what, at_key=True) for name in scenario.machines)
+    if scenario.backend == "torch" and scenario.live.weights != "random":
+        # By the files of its folder alone: torch takes seconds to be there. Models of other machines may lie elsewhere.
+        model = scenario.live.weights or scenario.model.name
+        yield from _complaint(("live", "weights"), partial(check_weights_of, model))
     truth, estimate = scenario.costs.truth, scenario.costs.estimate
     # Of one model for both, what is wrong is said once.
     costs: dict[tuple[str, ...], str] = {("costs", "truth"): truth, ("costs", "estimate"): estimate}

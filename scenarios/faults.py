@@ -166,7 +166,7 @@ def _keys_at(model: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:
 
 
 def _example(model: type[BaseModel], key: tuple[str | int, ...]) -> str:
-    """How the missing key could be written, if it holds a count or a physical value."""
+    """How the missing key could be written, if it holds a count or a physical value, or says an example."""
     found: Any = model
     for part in key[:-1]:
         found = _members(found).get(str(part)) or _below(found, part)
@@ -184,7 +184,14 @@ def _examples(field: FieldInfo) -> Sequence[str]:
         *(one for part in get_args(field.annotation) for one in getattr(part, "__metadata__", ())),
     ]
     found = (getattr(item, "json_schema", None) or {} for item in items)
-    return next((schema["examples"] for schema in found if schema.get("examples")), ())
+    own = [_as_written(one) for one in field.examples or ()]
+    return own or next((schema["examples"] for schema in found if schema.get("examples")), [])
+
+
+def _as_written(example: Any) -> str:
+    if isinstance(example, dict):
+        return f"{{{', '.join(f'{key}: {_as_written(value)}' for key, value in example.items())}}}"
+    return str(example).lower() if isinstance(example, bool) else str(example)
 
 
 def _example_below(model: type[BaseModel], key: tuple[str | int, ...]) -> str:

@@ -51,6 +51,16 @@ def portable_name(path: Path) -> str:
     return f"{content_digest(path)[:12]}/{path.name}"
 
 
+def portable(value: Any) -> Any:
+    """Returns a value with the portable names of the files that it names by absolute paths."""
+    if isinstance(value, Mapping):
+        return {key: portable(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [portable(one) for one in value]
+    is_file = isinstance(value, str) and Path(value).is_absolute() and Path(value).exists()
+    return portable_name(Path(value)) if is_file else value
+
+
 @lru_cache(maxsize=_KEPT)
 def _digest(file: Path, size: int, changed_ns: int) -> bytes:
     with file.open("rb") as content:

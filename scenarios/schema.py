@@ -56,6 +56,7 @@ def scenario_schema() -> Schema:
         schema["required"].remove(key)
         for kind in kinds:
             del parts[kind]["properties"]["kind"]
+    schema["required"].remove("link")
     # A file that extends another need not repeat what that one says.
     for kind, record in _RECORDS.items():
         extensible = schema if kind == "scenario" else parts[record]
@@ -133,7 +134,8 @@ def definitions(core: Schema, alone: Sequence[Schema] = ()) -> Schema:
             "else": {"$ref": f"{_REF}{name}{_WHOLE}"},
         }
     whole = found["Scenario" + _WHOLE]
-    whole["allOf"] = [*whole["allOf"], *alone]
+    fetching = {"if": {"not": of_workload("decode")}, "then": {"required": ["link"]}}
+    whole["allOf"] = [*whole["allOf"], fetching, *alone]
     return found
 
 

@@ -101,7 +101,7 @@ class GatheredSpec(Spec):
 class MemorySpec(Spec):
     """Where weights and KV live. Unified: one pool that all share; discrete: a copy path lies between."""
 
-    unified: bool = Field(strict=True)
+    unified: bool = Field(strict=True, examples=[True])
     capacity_bytes: Bytes = Field(gt=0)
     # In use by the operating system and other programs.
     reserved_bytes: Bytes = 0.0
@@ -271,9 +271,9 @@ class DeviceSpec(Spec):
     name: str
     processors: dict[str, ProcessorSpec] = Field(min_length=1)
     # The processor that prefill and decoding run on.
-    main: str
+    main: str = Field(examples=["gpu"])
     memory: MemorySpec
-    decompressor: DecompressorSpec
+    decompressor: DecompressorSpec = Field(examples=[{"values_per_s": "200 Mvalue/s", "workers": 4}])
     network: NetworkInterfaceSpec = NetworkInterfaceSpec()
     # None: the device has no storage to read or write.
     storage: StorageSpec | None = None
@@ -294,7 +294,7 @@ class DeviceSpec(Spec):
     battery: BatterySpec | None = None
     # None: it was not measured by ``kvferry calibrate``, or by one that did not say.
     calibration: CalibrationSpec | None = None
-    sources: dict[str, str]
+    sources: dict[str, str] = Field(examples=[{"processors.gpu.flop_per_s": "data sheet"}])
 
     @model_validator(mode="before")
     @classmethod

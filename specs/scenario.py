@@ -105,27 +105,31 @@ class CostsSpec(Part):
         return {"truth": value, "estimate": value} if isinstance(value, str) else value
 
 
+# Of what fetches nothing, as the bundled scenarios of its kind write it.
+_UNUSED_LINK = LinkSpec(rate_bytes_per_s=1e9 / 8)
+
+
 class Scenario(Part):
     """What one run is made from. Equal scenarios give equal bytes."""
 
     # How results are titled.
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+ -]{0,99}$", examples=["mine"])
     # The modelled world, or the real one.
     backend: Literal["sim", "torch"] = "sim"
     # Who loads the context, decodes or answers: a named composition of policies (kvferry systems).
     system: str = Field(min_length=1, max_length=100)
     # Where it runs: a name (kvferry devices), a path, or a mapping.
-    device: DeviceSpec
+    device: DeviceSpec = Field(examples=["rtx-4060"])
     # Replaces the device's own engine, and what its profile says of software; None: as the device says.
     engine: EngineSpec | None = None
     # Of the device's processors the one that prefill and decoding run on; None: the device's own `main`.
     processor: str | None = Field(default=None, min_length=1, max_length=100)
     # What answers: a name (kvferry models), a path, Hugging Face's config.json, or a mapping.
-    model: ModelSpec
+    model: ModelSpec = Field(examples=["llama-3.1-8b"])
     # Replaces the model's own, whichever model it is; None: as the model says.
     precision: PrecisionSpec | None = None
-    # The network between device and cloud, which contexts and messages cross.
-    link: LinkSpec
+    # The network between device and cloud, which contexts and messages cross; decoding has no use for it.
+    link: LinkSpec = Field(examples=[{"rate": "100 Mbit/s", "rtt": "20 ms"}])
     # Other machines by name, with which the device talks over channels.
     machines: dict[MachineName, MachineSpec] = Field(default_factory=dict, max_length=100)
     # What is asked for: its kind, lengths and arrivals.
@@ -175,6 +179,8 @@ class Scenario(Part):
                 if part.get("kind", kind) != kind:
                     raise BadKey(f"{key}.kind", f"{part['kind']!r:.60} is not the workload's, which is {kind}")
                 parts[key] = {**part, "kind": kind}
+        if kind == "decode" and value.get("link") is None:
+            parts["link"] = _UNUSED_LINK
         return {**value, **parts}
 
     @model_validator(mode="before")

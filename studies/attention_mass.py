@@ -80,7 +80,7 @@ def indexed(
             )
             with TemporaryDirectory() as folder:
                 _, tokens, _, flow = decoded(plan, model, task, true, index, Path(folder))
-            _, mass = attended(tokens, true)
+            mass = float(np.mean(attended(tokens, true).held))
             selector = system.roles.selector
             key = plan.keys.index.kind, selector.per_head, "", plan.choice.group_tokens
             yield key, flow.record.attended / flow.record.attendable, mass

@@ -31,15 +31,16 @@ import torch
 from full_attention import heading, means, show
 from transformers import PreTrainedModel
 
-from kvferry.backends.live.decoding.build import format_of
+from kvferry.backends.live.decoding.build import format_of, sample_of
 from kvferry.backends.live.decoding.indexes.index import BlockIndex, Index
 from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.backends.live.decoding.layers import Layers
 from kvferry.backends.live.decoding.written import source
 from kvferry.backends.live.engine.machine import LiveMachine
 from kvferry.backends.live.quality.attended_tokens import AttendedTokens
-from kvferry.backends.live.quality.full_attention import Exact, apart, exact
-from kvferry.backends.live.quality.tasks import Task, needles, texts
+from kvferry.backends.live.quality.full_attention import Exact, exact
+from kvferry.backends.live.quality.measured import Measured
+from kvferry.backends.live.quality.tasks import SAID, Task, needles, texts
 from kvferry.disk.direct_storage import Storage
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import spec_of
@@ -50,6 +51,15 @@ from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.policies.decode.index import IndexSpec
 
+# Columns that are a run's metrics, too.
+METRICS = {
+    "agree": "agreement_share",
+    "KL": "kl_nats",
+    "hits": "recall_share",
+    "mass": "attention_mass",
+    "perplexity": "perplexity_over_full",
+    "needles": "right_share",
+}
 COLUMNS = ("tokens", "numbers", "agree", "KL", "perplexity", "hits", "mass", "needles", "reuse")
 
 
@@ -149,23 +159,25 @@ def compared(
         index = index_maker(spec.kind)(decoder, sample, spec, sequences=1, room_tokens=room_tokens)
     with TemporaryDirectory() as folder:
         logits, tokens, runner, flow = decoded(plan, model, task, true, index, Path(folder))
-    hits, mass = attended(tokens, true)
-    # The first token comes from prefill.
-    own, full = logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1)
-    given = torch.tensor(task.said)[1:]
-    figures = apart(own, full) | {
-        "hits": hits,
-        "mass": mass,
+    measured = attended(tokens, true)
+    measured.add_steps(task, logits[1:].log_softmax(-1), true.logits[1:].log_softmax(-1))
+    of_run = measured.figures()
+    figures = {key: of_run[metric] for key, metric in METRICS.items() if metric in of_run} | {
         "tokens": float(runner.chosen[0].ids.shape[-1] * plan.choice.group_tokens),
         "numbers": float(index.spec.rank),
         "memory": float(runner.metadata_bytes),
     }
     if plan.staying.slots:
         figures["reuse"] = flow.record.blocks_reused / flow.record.blocks_wanted
-    if task.answers:
-        return figures | {"needles": found(own.argmax(-1), task)}
-    nats = [-each[torch.arange(len(own)), given].mean() for each in (own, full)]
-    return figures | {"perplexity": float((nats[0] - nats[1]).exp())}
+    return figures
+
+
+def attended(tokens: AttendedTokens, true: Exact) -> Measured:
+    """Returns hits and mass. What is attended besides, as of a rolling buffer, counts as mass alone."""
+    measured = Measured()
+    for layer, mass in enumerate(true.mass):
+        measured.add_attended(*tokens.hits_and_mass(layer, 0, mass))
+    return measured
 
 
 def found(likeliest: torch.Tensor, task: Task) -> float:
@@ -173,15 +185,9 @@ def found(likeliest: torch.Tensor, task: Task) -> float:
     return float(np.mean(task.right(np.array([task.said[0], *likeliest.tolist()]))))
 
 
-def attended(tokens: AttendedTokens, true: Exact) -> tuple[float, float]:
-    """Hits and mass. What is attended besides, as of a rolling buffer, counts as mass alone."""
-    pairs = [tokens.hits_and_mass(layer, 0, mass) for layer, mass in enumerate(true.mass)]
-    hits, mass = zip(*pairs, strict=True)
-    return float(np.mean(hits)), float(np.mean(mass))
-
-
 def measure(asked: Namespace, model: PreTrainedModel, prompts: Prompts) -> dict[str, Any]:
-    sample = torch.tensor([prompts.tokens(1000, min(asked.context, 8192), 0)[0]])
+    read_on, apart = (asked.said, asked.context + max(asked.said, SAID)) if asked.texts else (0, None)
+    sample = sample_of(prompts, max(asked.texts, 1), asked.context, read_on, apart)
     tasks = [
         *texts(prompts, asked.context, asked.texts, asked.said),
         *needles(prompts, asked.context, asked.needles),

@@ -95,11 +95,9 @@ def _check_no_json(path: Path, lines: Sequence[str]) -> None:
         return
     named = "Mooncake's trace" if '"hash_ids"' in first or '"input_length"' in first else "JSON lines"
     what = "ShareGPT's conversations" if first.startswith("[") else named
-    known = _known_headers()
-    raise InputError(
-        f"{path}:1: {what}, which --set workload.kind=session reads; single requests are read from CSV with a header"
-        f" like {known}"
-    )
+    how = f"kvferry run session/day --set 'workload={{kind: session, trace: {path}, turns: 10}}'"
+    single = f"single requests are read from CSV with a header like {_known_headers()}"
+    raise InputError(f"{path}:1: {what}, which a session reads: {how}; {single}")
 
 
 def _known_headers() -> str:

@@ -215,6 +215,8 @@ def _check_fits(plan: DecodePlan, layout: AnyLayout, budget_key: str) -> None:
     selected, least_bytes, budget_bytes = plan.choice.selected, plan.memory.least_bytes, plan.managed.budget_bytes
     if selected is not None and least_bytes > budget_bytes:
         what = f"{_counted(selected, 'group')} of {_counted(plan.choice.group_tokens, 'token')}"
+        if plan.staying.slots > selected:
+            what += f" in {plan.staying.slots:,} slots (policies.slots)"
         full = shown_size(plan.model.kv_full_bytes(plan.context))
         would = f"{shown_size(least_bytes, up=True)} would (a full cache takes {full})"
         fit = "; so would policies.compression=fit, with narrower keys that choose worse" if _would_fit(plan) else ""

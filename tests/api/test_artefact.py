@@ -175,7 +175,6 @@ def test_the_folder_alone_makes_the_same_points(study: Path) -> None:
 
 
 def test_one_point_of_a_folder_runs_again(study: Path) -> None:
-    from kvferry.api.sweep import point_of
 
     swept = kvferry.sweep("study.yaml", jobs=1, plots=False)
     row = swept.points.iloc[2]
@@ -339,16 +338,6 @@ def test_links_copies_and_too_much_are_refused(packed: Path, monkeypatch: pytest
     with pytest.raises(InputError, match="an artefact has at most 3"):
         kvferry.unpack(packed, "out")
     assert not Path("out").exists()
-
-
-def test_the_folder_of_a_search_says_what_it_is(tmp_path: Path) -> None:
-    (tmp_path / "search.json").write_text("{}")
-    for refused in (
-        lambda: kvferry.pack(tmp_path, tmp_path / "out.zip"),
-        lambda: point_of(tmp_path, "0123"),
-    ):
-        with pytest.raises(InputError, match="is of a search, .* the same seed, tries the same points"):
-            refused()
 
 
 def test_what_is_no_archive(packed: Path) -> None:

@@ -93,6 +93,15 @@ def test_what_is_refused_is_not_valid_as_far_as_a_schema_can_tell(
     assert faults(validators["scenario"], content), message
 
 
+@pytest.mark.parametrize("described", [LOADING, DECODING])
+def test_a_link_is_needed_where_something_is_fetched(described: dict[str, Any], validators: dict[str, Any]) -> None:
+    without = {key: value for key, value in described.items() if key != "link"}
+    assert [fault for fault in faults(validators["scenario"], without) if "'link' is a required" in fault] == (
+        [] if described is DECODING else ["[]: 'link' is a required property"]
+    )
+    assert not faults(validators["scenario"], {"extends": "quickstart", "name": "mine"})
+
+
 def test_most_of_the_faults_can_be_told() -> None:
     told = [message for _, _, message in ONE_FAULT if message and not any(words in message for words in BEYOND)]
     assert len(told) > len(ONE_FAULT) / 2

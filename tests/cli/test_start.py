@@ -1,6 +1,7 @@
 """What a command imports, by ``sys.modules``: a small run takes no longer to start than it must."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -107,3 +108,30 @@ def test_a_signal_while_it_starts_ends_it_quietly(name: str) -> None:
     ended = subprocess.run(program, capture_output=True, text=True, timeout=60)
     # A shell says 130 and 143.
     assert (ended.returncode, ended.stdout, ended.stderr) == (-getattr(signal, name), "", "")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "olmo"}, "model_type 'olmo' is not run for real; .*; did you mean 'olmo2'"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}, "has quantised weights"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' makes keys depend on later"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope_type 'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({}, "has no model.safetensors"),
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_be_run_is_refused_before_torch_is_imported(
+    tmp_path: Path, config: dict[str, object], said: str
+) -> None:
+    dimensions = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 256)
+    dimensions |= dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 4)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | dimensions | config))
+    program = PROGRAM.replace("contextlib.redirect_stderr(io.StringIO())", "contextlib.redirect_stderr(sys.__stderr__)")
+    arguments = json.dumps([["run", "kvswap/live", "--set", f"model={tmp_path}"]])
+    done = subprocess.run([sys.executable, "-c", program, arguments], capture_output=True, text=True, timeout=120)
+    (line,) = done.stderr.splitlines()
+    assert re.search(f"live.weights: {tmp_path}.*{said}", line)
+    assert not {"torch", "transformers"} & set(json.loads(done.stdout))

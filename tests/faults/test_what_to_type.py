@@ -49,7 +49,7 @@ def test_yaml_that_is_none(text: str, said: str) -> None:
         ("model=empty", "'empty' has no config.json; name a Hugging Face folder, a YAML or a GGUF file"),
         ("device.storage=ssd", "unknown storage 'ssd'; did you mean 'nvme'?"),
         ("system=kvswap", "with workload.kind decode it would do (try: kvferry run kvswap/throughput), or here one of"),
-        ("workload.trace=lines.jsonl", "lines.jsonl:1: Mooncake's trace, which --set workload.kind=session reads"),
+        ("workload.trace=lines.jsonl", "lines.jsonl:1: Mooncake's trace, which a session reads: kvferry run"),
     ],
 )
 def test_a_value_of_another_shape(setting: str, said: str) -> None:
@@ -65,7 +65,7 @@ def test_what_a_devices_file_lacks_is_said_of_that_file() -> None:
     with pytest.raises(InputError) as error:
         kvferry.load("quickstart", {"device": "board.yaml"})
     lines = str(error.value).splitlines()
-    assert "board.yaml:1: device.main: is missing" in lines
+    assert "board.yaml:1: device.main: is missing; write it like main: gpu" in lines
     assert all(line.startswith("board.yaml:") for line in lines)
 
 

@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.quality.tasks import ASKING
-from kvferry.model.models import BUNDLED, bundled, load_model, spec_of
+from kvferry.model.folder import BUNDLED, bundled
+from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts
 from kvferry.model.session import Session
 from kvferry.model.tokens import BYTE_VOCABULARY, ByteTokens

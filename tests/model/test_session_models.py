@@ -128,8 +128,11 @@ def _index(**weight_map: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "config.json").write_text("{"), "config.json: not JSON"),
         (lambda folder: (folder / "config.json").write_text("[" * 10**5), "config.json: not JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), "a mapping is needed, this is a list"),
-        (lambda folder: edited(folder, model_type="qwen4"), "unknown model family 'qwen4'.*Did you mean 'qwen"),
-        (lambda folder: edited(folder, model_type=None), "unknown model family 'None'"),
+        (
+            lambda folder: edited(folder, model_type="qwen4"),
+            "model_type 'qwen4' is not run for real.*did you mean 'qwen",
+        ),
+        (lambda folder: edited(folder, model_type=None), "model_type 'None' is not run for real"),
         (lambda folder: edited(folder, hidden_size="big"), "not the config of a Qwen3ForCausalLM"),
         (lambda folder: edited(folder, hidden_size=-1), "not the config of a Qwen3ForCausalLM|cannot be read"),
         (lambda folder: edited(folder, layer_types=["sliding_attention"] * 2), "sliding-window"),

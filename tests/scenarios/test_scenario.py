@@ -479,3 +479,33 @@ def test_a_list_of_numbers_is_a_setting_and_a_role_needs_no_name() -> None:
     for wrong in ("policies.thresholds=[]", "policies.thresholds=[a]", "policies.placement={}"):
         with pytest.raises(InputError, match="policies\\.(thresholds|placement)\\.name"):
             load_scenario("specontext/throughput", [wrong])
+
+
+def test_a_link_is_asked_of_what_fetches_over_one(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(
+        "name: s\nsystem: vllm\ndevice: tiny\nmodel: tiny\nworkload: {kind: decode, context: 512, output: 4}\n"
+    )
+    same = load_scenario(str(file), ["link={rate: 1 Gbit/s}"])
+    assert scenario_hash(load_scenario(str(file))) == scenario_hash(load_scenario(str(file), ["link=null"]))
+    assert load_scenario(str(file)) == same
+    file.write_text(
+        "name: s\nsystem: ferry\ndevice: tiny\nmodel: tiny\nworkload: {kind: context-reuse, context: 512}\n"
+    )
+    with pytest.raises(InputError, match=r"s\.yaml:1: link: is missing; write it like link: {rate: 100 Mbit/s, rtt: "):
+        load_scenario(str(file))
+
+
+def test_what_a_device_of_ones_own_lacks_is_said_as_it_would_be_written(tmp_path: Path) -> None:
+    (tmp_path / "board.yaml").write_text(
+        "name: board\nprocessors: {gpu: {kind: gpu}}\nmemory: {capacity_bytes: 8 GiB}\n"
+    )
+    with pytest.raises(InputError) as caught:
+        load_scenario("quickstart", [f"device={tmp_path / 'board.yaml'}"])
+    for line in (
+        "device.main: is missing; write it like main: gpu",
+        "device.memory.unified: is missing; write it like unified: true",
+        "device.decompressor: is missing; write it like decompressor: {values_per_s: 200 Mvalue/s, workers: 4}",
+        "device.sources: is missing; write it like sources: {processors.gpu.flop_per_s: data sheet}",
+    ):
+        assert line in str(caught.value)

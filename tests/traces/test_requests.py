@@ -88,7 +88,7 @@ def test_runs_say_what_their_log_was_taken_for(tmp_path, prompt):
     ],
 )
 def test_logs_of_conversations_are_refused_by_name(tmp_path, text, what):
-    said = f"requests.csv:1: {what}, which --set workload.kind=session reads; single requests are read from CSV"
+    said = f"requests.csv:1: {what}, which a session reads: kvferry run session/day --set .*; single requests are read"
     with pytest.raises(InputError, match=said):
         read_requests(written(tmp_path, text), most=1, question=0)
 

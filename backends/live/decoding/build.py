@@ -111,7 +111,7 @@ def decode_runner(
         format,
         output=workload.output,
         slots=sizes.staying.slots,
-        index=_index(scenario, sizes, model, prompts, say),
+        index=_index(scenario, sizes, model, prompts, quality, say),
         rebuilt_rank=sizes.keys.rebuilt_rank,
         tiers=tiers,
         noted=noted,
@@ -183,18 +183,35 @@ def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
     return found
 
 
-def _index(scenario: Scenario, sizes: DecodeSizes, model: PreTrainedModel, prompts: Prompts, say: Say) -> Index | None:
-    """Returns an empty index, or None where all KV is read. What it learns offline comes from text that no prompt of
-    the run holds."""
+def _index(
+    scenario: Scenario,
+    sizes: DecodeSizes,
+    model: PreTrainedModel,
+    prompts: Prompts,
+    quality: RunQuality | None,
+    say: Say,
+) -> Index | None:
+    """Returns an empty index, or None where all KV is read."""
     spec, workload = sizes.keys.index, scenario.decode.workload
     if spec is None:
         return None
     say(f"making {spec.kind}")
-    sample, _ = prompts.tokens(sizes.layout.sequences, workload.context, 0)
+    read_on = 0 if quality is None else quality.read_on
     return index_maker(spec.kind)(
         decoder_of(model),
-        torch.tensor([sample[:_SAMPLE_TOKENS]], device=model.device),
+        sample_of(prompts, sizes.layout.sequences, workload.context, read_on).to(model.device),
         spec,
         sequences=sizes.layout.sequences,
         room_tokens=sizes.layout.blocks * sizes.choice.group_tokens,
     )
+
+
+def sample_of(
+    prompts: Prompts, contexts: int, context: int, read_on: int = 0, apart: int | None = None
+) -> torch.Tensor:
+    """Returns token ids [1, tokens] that an index learns directions from: text behind all `contexts` of `context`
+    tokens, and behind `read_on` tokens that are said of the text after the last of them. `apart`: from one context's
+    beginning to the next one's."""
+    end = (contexts - 1) * (apart or context) + context + read_on
+    ids, _ = prompts.tokens(-(-end // context), context, 0)
+    return torch.tensor([ids[:_SAMPLE_TOKENS]])

@@ -1,26 +1,21 @@
 """The quality of a run's decoding: what it said and attended to, beside full attention over the same tokens."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
 from kvferry.backends.live.quality.attended_tokens import AttendedTokens
-from kvferry.backends.live.quality.full_attention import divergence, layer_by_layer, same_token
+from kvferry.backends.live.quality.full_attention import layer_by_layer
+from kvferry.backends.live.quality.measured import Figures, Measured
 from kvferry.backends.live.quality.tasks import ASKING, Task
 from kvferry.model.decoders import decoder_of
 from kvferry.model.prompts import Prompts
 from kvferry.specs.errors import InputError
 from kvferry.specs.live import DecodeLive
 from kvferry.specs.scenario import Scenario
-
-# Metrics by key.
-Figures = dict[str, float]
 
 
 class RunQuality:
@@ -49,6 +44,11 @@ class RunQuality:
         return [task.context for task in self.tasks]
 
     @property
+    def read_on(self) -> int:
+        """Returns how many tokens are said that stand behind the contexts in their text."""
+        return max((len(task.said) for task in self.tasks if not task.answers), default=0)
+
+    @property
     def follow(self) -> list[list[int]] | None:
         return [task.said for task in self.tasks] if self._readable else None
 
@@ -65,36 +65,24 @@ class RunQuality:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def figures(self, model: PreTrainedModel, said: Sequence[list[int]]) -> Figures:
         """Returns metrics by key, of all tokens but first ones, which prefill says; none where only those were said."""
-        found = _Found()
+        found = Measured()
         for n, (task, of_sequence, heard) in enumerate(zip(self.tasks, said, self._logits, strict=True)):
             if len(of_sequence) > 1:
                 own = torch.stack(heard)[1:].float().log_softmax(-1)
                 full = self._full(model, n, task.context + of_sequence, len(task.context), found)
-                found.same.append(same_token(own, full))
-                found.apart.append(divergence(own, full))
-                self._of_task(task, own, full, found)
+                found.add_steps(task, own, full)
         return found.figures()
 
     def _full(
-        self, model: PreTrainedModel, sequence: int, ids: list[int], context: int, found: "_Found"
+        self, model: PreTrainedModel, sequence: int, ids: list[int], context: int, found: Measured
     ) -> torch.Tensor:
         """Returns full attention's log probabilities of the same tokens; `found` gets what of it was attended to."""
         decoder, hidden = decoder_of(model), torch.empty(0)
         for layer, (made, mass) in enumerate(layer_by_layer(decoder, ids, range(context, len(ids) - 1))):
             hidden = made.hidden
             if self._attended is not None:
-                hits, held = self._attended.hits_and_mass(layer, sequence, mass)
-                found.hits += hits
-                found.held += held
+                found.add_attended(*self._attended.hits_and_mass(layer, sequence, mass))
         return decoder.logits(hidden[0, context:-1]).float().log_softmax(-1).cpu()
-
-    def _of_task(self, task: Task, own: torch.Tensor, full: torch.Tensor, found: "_Found") -> None:
-        given = task.said[1 : len(own) + 1]
-        for each, nats, right in ((own, found.nats, found.right), (full, found.full_nats, found.full_right)):
-            if task.answers:
-                right += task.right(np.array([task.said[0], *each.argmax(-1).tolist()]))
-            elif given:
-                nats.append(-each[torch.arange(len(each)), torch.tensor(given)])
 
 
 def quality_of(scenario: Scenario, prompts: Prompts, contexts: Sequence[int], output: int) -> RunQuality | None:
@@ -113,38 +101,3 @@ def _within(task: Task, output: int) -> Task:
             f"workload.output: {output:,} tokens; questions with answers take {first:,} to {most:,} of them"
         )
     return Task(task.context, task.said[:output], task.answers)
-
-
-@dataclass
-class _Found:
-    """Gathers figures step by step, of all sequences."""
-
-    same: list[torch.Tensor] = field(default_factory=list)
-    apart: list[torch.Tensor] = field(default_factory=list)
-    hits: list[float] = field(default_factory=list)
-    held: list[float] = field(default_factory=list)
-    nats: list[torch.Tensor] = field(default_factory=list)
-    full_nats: list[torch.Tensor] = field(default_factory=list)
-    right: list[bool] = field(default_factory=list)
-    full_right: list[bool] = field(default_factory=list)
-
-    def figures(self) -> Figures:
-        if not self.same:
-            return {}
-        # Below 0 by rounding alone.
-        apart = torch.cat(self.apart).clamp(min=0).numpy()
-        figures = {
-            "agreement_share": float(torch.cat(self.same).float().mean()),
-            "kl_nats": float(apart.mean()),
-            "kl_p95_nats": float(np.percentile(apart, 95)),
-            "attention_mass": float(np.mean(self.held)) if self.held else 1.0,
-        }
-        if self.hits and not np.isnan(self.hits).all():
-            figures["recall_share"] = float(np.nanmean(self.hits))
-        if self.nats:
-            own, full = (float(torch.cat(nats).mean()) for nats in (self.nats, self.full_nats))
-            figures |= {"perplexity": math.exp(own), "perplexity_over_full": math.exp(own - full)}
-        if self.right:
-            figures["right_share"] = float(np.mean(self.right))
-            figures["full_attention_right_share"] = float(np.mean(self.full_right))
-        return figures

@@ -16,7 +16,7 @@ FACT, QUESTION = "The secret code of {} is {}.\n", "The secret code of {} is "
 # fewer for another.
 CODE, CUE = 12, 24
 # Texts of a study begin this many tokens apart besides the context, however many of them are said.
-_SAID = 128
+SAID = 128
 _LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
@@ -65,9 +65,9 @@ def copy(prompts: Prompts, number: int, context: int) -> Task:
 ASKING: dict[str, Callable[[Prompts, int, int], Task]] = {"needle": needle, "copy": copy}
 
 
-def texts(prompts: Prompts, context: int, how_many: int, said: int = _SAID) -> Iterator[Task]:
+def texts(prompts: Prompts, context: int, how_many: int, said: int = SAID) -> Iterator[Task]:
     """Returns the same contexts however many tokens are said, up to 128."""
-    return (text(prompts, n, context, said, context + max(said, _SAID)) for n in range(how_many))
+    return (text(prompts, n, context, said, context + max(said, SAID)) for n in range(how_many))
 
 
 def needles(prompts: Prompts, context: int, how_many: int) -> Iterator[Task]:

@@ -203,6 +203,7 @@ def test_delays_without_events_are_those_with(system: str, storage: str) -> None
             r" cache takes 524.3 kB\)",
         ),
         ({"budget": {"kv": "1 kB"}}, "budget.kv: 500 B per sequence hold no selection"),
+        ({"policies": {"slots": 6}, "budget": {"kv": "1 kB"}}, r"of 128 tokens in 6 slots \(policies\.slots\); "),
         (
             {"workload": {**TINY["workload"], "context": 1}, "budget": {"kv_share": 0.001}},
             "hold no selection of 1 group of 1 token; ",

@@ -92,7 +92,8 @@ TOLERANCE = 0.25
 def test_at_full_budget_a_trained_model_says_what_it_says_in_memory() -> None:
     """Layers move from the processor's memory to the host's and to storage as it decodes; a token may differ from the
     run with all KV in memory only where the two best logits lie closer than the tolerance, and what follows it then."""
-    from kvferry.model.models import BUNDLED, load_model
+    from kvferry.model.folder import BUNDLED
+    from kvferry.model.models import load_model
     from kvferry.model.prompts import Prompts
 
     def answers(resources: set[str], **changes: Any) -> list[list[int]]:
