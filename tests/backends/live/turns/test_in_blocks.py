@@ -96,6 +96,15 @@ def test_flash_that_holds_few_blocks_is_written_over(alone: Any) -> None:
     assert [one.from_flash for one in turns(run)] == [0, 48, 48, 48, 48, 48]
 
 
+def test_an_answer_that_completes_a_block_leaves_it_without_its_last_token() -> None:
+    # 73 + 7 tokens are five blocks, of which the last one lacks a token.
+    scenario = live("workload.context=64", "workload.turns=2")
+    run = run_scenario(scenario)
+    assert [one.from_flash for one in turns(run)] == [0, 64]
+    assert run.measured["answers"] == by_transformers(scenario, run.measured["answers"])
+    assert found(run_scenario(live("workload.context=64", "workload.turns=2", backend="sim"))) == found(run)
+
+
 def test_kv_from_a_cloud_is_written_out(alone: Any) -> None:
     exact: dict[str, Any] = {
         "precision": {"kv_value_bytes": 2},
