@@ -54,7 +54,9 @@ class Keeping:
         found = self._between_turns.found(turn)
         if not found:
             return
-        taken, now_s = set(self._places.values()), self.machine.env.now
+        # A page of the turn at work may still have an old block in it that was never written over.
+        taken = {*self._places.values(), *(place for place, _ in self._pages)}
+        now_s = self.machine.env.now
         for number, block in enumerate(blocks):
             place = found.get(block)
             if place is not None and place not in taken and self.kept.adopt(block, number, now_s):

@@ -60,7 +60,7 @@ class TurnsInBlocks:
             raise InputError(f"policies.decode.group_tokens: {what}; say how many")
         self._note()
         self._need, self._layers = need, None
-        self.tiers = KvTiers(sizes.file_bytes, layers=sizes.model.layers)  # type: ignore[arg-type]
+        self.tiers = KvTiers(sizes.file_bytes)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(self, op: Op, request: int | None, inputs: Sequence[Any] = ()) -> Any:
