@@ -18,6 +18,7 @@ from kvferry.pipelines.record import Run, TurnRecord
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
+from kvferry.traces.turns import turns_of
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -94,6 +95,16 @@ def test_flash_that_holds_few_blocks_is_written_over(alone: Any) -> None:
     run = run_scenario(live("budget.kept_flash=400 kB"))
     assert run.measured["answers"] == alone
     assert [one.from_flash for one in turns(run)] == [0, 48, 48, 48, 48, 48]
+
+
+def test_conversations_in_turn_leave_each_others_pages_alone() -> None:
+    scenario = live("workload.at_once=2", "workload.think=0.3 s")
+    first, other = (stream[0] for stream in turns_of(scenario.session.workload, scenario.seed).streams)
+    assert first.source != other.source
+    run = run_scenario(scenario)
+    # The other's first turn comes between two of the first, and has its pages behind those.
+    assert sorted(one.from_flash for one in turns(run))[:3] == [0, 0, 64]
+    assert run.measured["answers"] == by_transformers(scenario, run.measured["answers"])
 
 
 def test_an_answer_that_completes_a_block_leaves_it_without_its_last_token() -> None:
