@@ -375,7 +375,7 @@ class InBlocks:
         yield from decode.run_parts([(sampling.skipped, sampling.steps - 1)])
         yield from outline.rest()
         answered.attention = _attention(plan, decode.record)
-        if own.keys is None and draws_selections(plan):
+        if world.shortcuts.may_skip and own.keys is None and draws_selections(plan):
             self.notes = (DRAWN,)
         decode.now.release()
         for lease in leases:

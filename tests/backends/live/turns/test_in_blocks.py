@@ -137,6 +137,7 @@ def test_the_modelled_world_is_answered_as_the_real_one_was(decode: str) -> None
     run = run_scenario(live(f"policies.decode={decode}"))
     modelled = run_scenario(live(f"policies.decode={decode}", backend="sim"), inputs=run.inputs)
     assert found(modelled) == found(run)
+    assert not any("selections are generated" in note for note in (*run.notes, *modelled.notes))
     assert [one.attention for one in turns(modelled)] == [one.attention for one in turns(run)]
 
 
