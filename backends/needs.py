@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from kvferry.layouts.cluster_layout import AnyLayout
-from kvferry.policies.decode.sizes import Choice, KeySizes, StayingSizes
+from kvferry.policies.decode.sizes import Choice, KeySizes, Known, StayingSizes
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.tier import Tier
@@ -74,10 +74,12 @@ class ContextsInCloud(Need):
 
 @dataclass(frozen=True, kw_only=True)
 class KvOnStorage(Need):
-    """KV of these sizes lies on storage while ``sequences`` prompts decode together."""
+    """KV of these sizes lies on storage while ``sequences`` prompts decode together. `known`: what of a prompt is there
+    before prefill; None: nothing."""
 
     sizes: DecodeSizes
     sequences: int
+    known: Known | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +96,25 @@ class KvInPages(Need):
 @dataclass(frozen=True, kw_only=True)
 class KvOfTurns(Need):
     """These turns of conversations answer one after the other, each with KV of its own sizes, in memory or on storage.
-    Between turns, up to `places` blocks of their tokens lie on storage, of `place_bytes` each."""
+    Between turns, up to `places` blocks of their tokens lie on storage, of `place_bytes` each, and as many more as
+    `pages` while one decodes there. `decoding`: where KV lies while the longest of them decodes; None: all of it in
+    memory. `helped`: other machines are asked for tokens."""
 
     turns: Turns
     places: int
     place_bytes: int
+    pages: int = 0
+    decoding: KvOnStorage | None = None
+    helped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class KvOfTurnsInCloud(KvOfTurns):
-    """The same, and beginnings of prompts lie in the cloud, encoded by blocks with ``codec``, and can be fetched."""
+    """The same, and beginnings of prompts lie in the cloud, encoded by blocks with ``codec``, and can be fetched;
+    `sends`: what turns leave is sent there."""
 
     codec: str
+    sends: bool = False
     fetches: ClassVar[bool] = True
 
 

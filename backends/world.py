@@ -39,7 +39,8 @@ class Inputs:
     ``stored``: sizes and attention blocks of each request's context. ``selections``: the KV blocks that each step
     selects, sequence after sequence. ``clusters``: what keys said of their clusters. ``arrivals``: when
     requests came, and their lengths; for the flow, where they come whether or not those before are done.
-    ``found``: by turn, the blocks that an earlier run had left on storage, each with its place there.
+    ``found``: by turn, the blocks that an earlier run had left on storage, each with its place there; ``in_cloud``: the
+    ones that it had left in the cloud; ``turns``: by turn, what was chosen in it.
     ``from_the_first``: the run that recorded them decoded every token from the first on.
     """
 
@@ -48,6 +49,8 @@ class Inputs:
     clusters: RecordedClusters | None = None
     arrivals: tuple[Request, ...] | None = None
     found: Mapping[int, Mapping[int, int]] | None = None
+    in_cloud: Mapping[int, Sequence[int]] | None = None
+    turns: Mapping[int, "Inputs"] | None = None
     from_the_first: bool = False
 
 
@@ -166,8 +169,9 @@ class KvBetweenTurns(Protocol):
     """The KV of conversations on a device that needs KvOfTurns, by ids of blocks of tokens. What moves between memory
     and storage says its blocks (`Extents`)."""
 
-    def begin(self, turn: int, read: Sequence[int]) -> None:
-        """A turn begins, for which these blocks are read from storage."""
+    def begin(self, turn: int, read: Sequence[int], pages: Sequence[int] = ()) -> None:
+        """A turn begins, for which these blocks are read from storage. `pages`: where it decodes on storage, the place
+        of each block of its tokens."""
         ...
 
     def found(self, turn: int) -> Mapping[int, int]:
@@ -175,9 +179,23 @@ class KvBetweenTurns(Protocol):
         this one has not written over, each with its place there."""
         ...
 
+    def in_cloud(self, turn: int) -> Collection[int]:
+        """Returns, of the blocks of a turn whose tokens are known, those that an earlier run has left in the cloud."""
+        ...
+
+    def send(self, blocks: Sequence[int]) -> Sequence[simpy.Event]:
+        """The KV of these blocks, which a turn has left, goes to the cloud. Returns for each what fires with None once
+        it is there, or with why it cannot be; nothing where it is there at once."""
+        ...
+
     def hold(self, blocks: Collection[int]) -> None:
         """The KV of these blocks stays in memory until the next turn, and no other: a turn has ended, or room is
         made."""
+        ...
+
+    def stays(self, pages: Mapping[int, int]) -> Sequence[simpy.Event]:
+        """A turn that decodes on storage has ended, and these blocks stay there, each in its place. Returns what is to
+        be waited for before the next one begins."""
         ...
 
 
@@ -196,7 +214,7 @@ class Content(Protocol):
         """Returns the context of a request in the cloud, where the device needs ContextsInCloud."""
         ...
 
-    def turn(self, scenario: Scenario, need: KvOnStorage) -> OneTurn:
+    def turn(self, number: int, scenario: Scenario, need: KvOnStorage) -> OneTurn:
         """Returns the device for one turn, where it needs KvOfTurns. `scenario`: the turn as a batch of one that
         decodes. Raises InputError."""
         ...
@@ -301,19 +319,29 @@ class WholeWorld:
 
 
 class ModelledKv:
-    """A KvBetweenTurns without KV: `earlier` runs have left on storage what a recorded one found there."""
+    """A KvBetweenTurns without KV: earlier runs have left on storage and in the cloud what a recorded one found
+    there."""
 
-    def __init__(self, earlier: Mapping[int, Mapping[int, int]] | None = None) -> None:
-        self._earlier = earlier or {}
+    def __init__(self, recorded: Inputs = NO_INPUTS) -> None:
+        self._earlier, self._in_cloud = recorded.found or {}, recorded.in_cloud or {}
 
-    def begin(self, turn: int, read: Sequence[int]) -> None:
+    def begin(self, turn: int, read: Sequence[int], pages: Sequence[int] = ()) -> None:
         """Reads take their time on the machine."""
 
     def found(self, turn: int) -> Mapping[int, int]:
         return self._earlier.get(turn, {})
 
+    def in_cloud(self, turn: int) -> Collection[int]:
+        return self._in_cloud.get(turn, ())
+
+    def send(self, blocks: Sequence[int]) -> Sequence[simpy.Event]:
+        return ()
+
     def hold(self, blocks: Collection[int]) -> None:
         """Holds nothing."""
+
+    def stays(self, pages: Mapping[int, int]) -> Sequence[simpy.Event]:
+        return ()
 
 
 class OpenWorld(Protocol):

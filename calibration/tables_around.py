@@ -16,8 +16,10 @@ from kvferry.calibration.speed import Speed
 from kvferry.calibration.tables import tables
 from kvferry.model.models import spec_of
 from kvferry.model.scenario_model import model_of
-from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS, DecodeSystem
 from kvferry.pipelines.decoding.workload import plan_for
+from kvferry.sessions.as_batch import as_batch
+from kvferry.sessions.systems import SESSION_SYSTEMS
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.system.whole_file import write_file
@@ -67,9 +69,15 @@ def _tasks(rig: Rig, folder: Path, scenario: Scenario) -> Iterator[Task]:
     if kind == "context-reuse":
         yield from _of_loads(rig, scenario)
     elif kind == "decode" and scenario.system in _DECODING:
-        yield from _of_steps(rig, folder, scenario)
+        system = DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
+        yield from _of_steps(rig, folder, scenario, system)
     elif kind == "session":
         yield from _of_turns(rig, scenario)
+        whole = SESSION_SYSTEMS[scenario.system].with_policies(scenario.policy_values)
+        if whole.decode in _DECODING:
+            longest = turns_of(scenario.session.workload, scenario.seed).longest
+            batch = as_batch(scenario, whole.decode, longest.prompt, longest.output)
+            yield from _of_steps(rig, folder, batch, whole.decoding)
     else:
         what = f"no tables can be measured beside {scenario.system} of a {kind} workload"
         raise InputError(f"--paired: {what}; loads, conversations, {' and '.join(_DECODING)} have such")
@@ -107,15 +115,14 @@ def _of_turns(rig: Rig, scenario: Scenario) -> Iterator[Task]:
         yield lambda b=before: compute.answers(rig, b)  # type: ignore[misc]
 
 
-def _of_steps(rig: Rig, folder: Path, scenario: Scenario) -> Iterator[Task]:
+def _of_steps(rig: Rig, folder: Path, scenario: Scenario, system: DecodeSystem) -> Iterator[Task]:
     settings, context = Settings(model=""), scenario.decode.workload.context
     measure = _DECODING[scenario.system]
-    plan = plan_for(scenario, DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values))
+    plan = plan_for(scenario, system)
     chosen = (plan.choice.selected or 0) * plan.choice.group_tokens
-    contexts, selected = (
-        around(settings.decode_contexts, context),
-        around([n for n in settings.decode_selected if n < context], chosen),
-    )
+    # Of a prompt that is shorter than the grid's, what the shortest of that has.
+    fewer = [n for n in settings.decode_selected if n < context] or settings.decode_selected[:1]
+    contexts, selected = around(settings.decode_contexts, context), around(fewer, chosen)
     pairs = sorted({(context, selected[-1]) for context in contexts} | {(contexts[-1], n) for n in selected})
     for batch in around(settings.decode_batches, plan.sequences):
         for pair in pairs:

@@ -7,74 +7,27 @@ Built on http.client: a fetch takes a third of the processor time that it takes 
 time is taken from the model. Proxies and passwords in the environment are ignored.
 """
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from socket import SHUT_RDWR, socket
-from typing import Protocol
+from socket import socket
 from urllib.parse import quote, urlsplit
 
 from kvferry.cloud.chunk_ids import write_ids
 from kvferry.cloud.patience import Patience, Steady, one_line
 from kvferry.cloud.store import MOST_TABLE_BYTES, DamagedStore, Index, StoredModel
+from kvferry.cloud.watched_sockets import Moving, WatchedSockets
 from kvferry.machine.ops import Chunks
 from kvferry.specs.errors import InputError, LinkDown
 from kvferry.system.aligned_memory import aligned_memory
 from kvferry.system.checksum import crc32
 
-# How often sockets are checked for cancellation and deadlines.
-_LOOK_S = 0.005
-
-
-class Moving(Protocol):
-    """Counts the bytes of a fetch (`moved`), and cancels it when set. See backends.live.engine.thread_work."""
-
-    def moved(self, n_bytes: float) -> None: ...
-    def is_set(self) -> bool: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
-class WatchedSockets:
-    """Shuts down the sockets of requests that were cancelled, or whose head is late. Their threads wait in a read that
-    nothing else can end: a socket's own timeout starts again with every byte."""
-
-    def __init__(self) -> None:
-        self._requests: dict[socket, tuple[Moving | None, float]] = {}
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        threading.Thread(target=self._look, name="kvferry cancelling", daemon=True).start()
-
-    @contextmanager
-    def while_(self, connected: socket, moving: Moving | None, deadline_s: float = math.inf) -> Iterator[None]:
-        """In this block, the socket is shut down when `moving` is set or the deadline (of time.monotonic) passes."""
-        with self._lock:
-            self._requests[connected] = moving, deadline_s
-        try:
-            yield
-        finally:
-            # From here on the connection may be used by another request.
-            with self._lock:
-                del self._requests[connected]
-
-    def close(self) -> None:
-        self._closed.set()
-
-    def _look(self) -> None:
-        while not self._closed.wait(_LOOK_S):
-            if self._requests:
-                now_s = time.monotonic()
-                with self._lock:
-                    for connected, (moving, deadline_s) in self._requests.items():
-                        if now_s > deadline_s or (moving is not None and moving.is_set()):
-                            with suppress(OSError):
-                                connected.shutdown(SHUT_RDWR)
-
-
 # Most bytes of one read from a body of unknown length, or of what arrived together with the head.
 _PIECE_BYTES = 2**18
+# What is put is given up where it goes more slowly.
+_SLOWEST_BYTES_PER_S = 10_000
 # Memory for payloads is taken in pieces of this size: several large pages, and a moment of a fast link.
 _ROOM_BYTES = 2**24
 
@@ -163,6 +116,21 @@ class CloudClient:
         """Restart the trace of the server's link. Raises LinkDown, InputError."""
         self._get("/replay", "POST")
 
+    def put(self, name: str, content: bytes, index: Index) -> None:
+        """Has the server keep a whole store, whose index is known from then on. Raises LinkDown, InputError."""
+        patience, path = Patience(self.url, self._attempts, self._away_s), f"/contexts/{quote(name, safe='')}"
+        while True:
+            try:
+                with self._answer("PUT", path, {}, None, content) as (response, connected):
+                    self._whole(response, connected, 0)
+                    tag = response.headers.get("etag", "*")
+            except _MAY_PASS as error:
+                time.sleep(patience.pause_s(error))
+            else:
+                with self._lock:
+                    self._opened[name] = index, tag
+                return
+
     def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> memoryview:
         """The encoded chunks, one after the other, each with the checksum of its index.
 
@@ -244,10 +212,10 @@ class CloudClient:
 
     @contextmanager
     def _answer(
-        self, method: str, path: str, headers: dict[str, str], moving: Moving | None
+        self, method: str, path: str, headers: dict[str, str], moving: Moving | None, body: bytes = b""
     ) -> Iterator[tuple[HTTPResponse, socket]]:
         """The server's answer to this request, and the socket that it arrives on. A refusal raises what it means."""
-        connection, connected, response = self._asked(method, self._path + path, self._headers | headers, moving)
+        connection, connected, response = self._asked(method, self._path + path, self._headers | headers, moving, body)
         try:
             self._check(response, connected, known="if-match" in headers)
             yield response, connected
@@ -260,33 +228,46 @@ class CloudClient:
             raise
         connection.close()
 
-    def _asked(self, method: str, path: str, headers: dict[str, str], moving: Moving | None) -> _Asked:
+    def _asked(
+        self, method: str, path: str, headers: dict[str, str], moving: Moving | None, body: bytes = b""
+    ) -> _Asked:
         """Send a request over a kept connection, if there is one. If that one is dead, all kept ones are closed (the
         server closed or restarted) and the request is sent over a new one; this does not count as a failure."""
         try:
             kept = self._idle.pop()
         except IndexError:
-            return self._asked_over(self._new(), method, path, headers, moving)
+            return self._asked_over(self._new(), method, path, headers, moving, body)
         try:
-            return self._asked_over(kept, method, path, headers, moving)
+            return self._asked_over(kept, method, path, headers, moving, body)
         except (OSError, HTTPException) as error:
             self._drop_kept()
             # After a timeout the server may be there, and slow: waiting as long again is another attempt.
             if isinstance(error, TimeoutError) or (moving is not None and moving.is_set()):
                 raise
-        return self._asked_over(self._new(), method, path, headers, moving)
+        return self._asked_over(self._new(), method, path, headers, moving, body)
 
     def _new(self) -> HTTPConnection:
         return self._kind(self._host, self._port, timeout=self._timeout_s)
 
     def _asked_over(
-        self, connection: HTTPConnection, method: str, path: str, headers: dict[str, str], moving: Moving | None
+        self,
+        connection: HTTPConnection,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        moving: Moving | None,
+        body: bytes = b"",
     ) -> _Asked:
-        """Raises TimeoutError when the whole head of the answer has not arrived within `timeout_s`."""
+        """Raises TimeoutError when the whole head of the answer has not arrived within `timeout_s`, and what it takes
+        for the body to arrive over a link that is hardly one."""
         try:
-            connection.request(method, path, headers=headers)
+            if body:
+                pieces = (body[at : at + _PIECE_BYTES] for at in range(0, len(body), _PIECE_BYTES))
+                connection.request(method, path, pieces, {**headers, "content-length": str(len(body))})
+            else:
+                connection.request(method, path, headers=headers)
             connected = connection.sock  # the connection forgets it when the answer is to be the last
-            deadline_s = time.monotonic() + self._timeout_s
+            deadline_s = time.monotonic() + self._timeout_s + len(body) / _SLOWEST_BYTES_PER_S
             try:
                 with self._watched.while_(connected, moving, deadline_s):
                     response = connection.getresponse()

@@ -4,26 +4,25 @@
     GET  /contexts/NAME/index            the index, as `Index.to_bytes` writes it; its ETag identifies this store
     GET  /contexts/NAME/chunks?ids=0-7,12&level=0    these chunks one after the other, in the order of the ids
     GET  /contexts/NAME/file             the whole file
+    PUT  /contexts/NAME                  a whole file, to be kept under this name: where the server takes any
     POST /replay                         restart the link's trace
 
-`chunks` and `file` are paced, and support `Range: bytes=FROM-` or `FROM-TO`; `If-Match` with an ETag refuses another
-version of the store. `Kvferry-Flow` names the flow of a request: answers of a flow are sent in order, flows share the
-link; without it, each connection is a flow. The head of an answer is sent at once; the bytes of its body take the round
-trip.
+`chunks` and `file` are paced, and so is what is put, on a way of its own. The first two support `Range: bytes=FROM-` or
+`FROM-TO`; `If-Match` with an ETag refuses another version of the store. `Kvferry-Flow` names the flow of a request:
+answers of a flow are sent in order, flows share the link; without it, each connection is a flow. The head of an answer
+is sent at once; the bytes of its body take the round trip.
 """
 
 import asyncio
-import hmac
 import re
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from functools import lru_cache, partial
+from functools import partial
 from io import BytesIO
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,6 +32,7 @@ from starlette.routing import Route
 
 from kvferry.cloud.chunk_ids import read_ids
 from kvferry.cloud.connections import MOST_CONNECTIONS, Connection, Connections, new_event_loop
+from kvferry.cloud.guard import MOST_HEAD_BYTES, Guard, Receive, Scope, Send
 from kvferry.cloud.pacing import PacedLink
 from kvferry.cloud.store import DamagedStore, Store
 from kvferry.cloud.store_folder import NoContext, StoreFolder
@@ -78,23 +78,22 @@ def _joined(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-# What a client may ask of the server: this many bytes in a request's first line and in its headers.
-MOST_HEAD_BYTES = 2**16
 # A kept connection without a request is closed after this long.
 IDLE_S = 120
 # When the server stops, answers that are being sent have this long to finish.
 GOODBYE_S = 1
+# The most bytes of a file that is put.
+MOST_PUT_BYTES = 2**26
 # An unpaced answer is sent in pieces of this size, each read when the one before has left.
 _PIECE_BYTES = 2**18
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{0,15})", re.ASCII)
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-
-def application(folder: StoreFolder, link: PacedLink | None, token: str | None) -> "Guard":
-    """The server as an ASGI application. Without a link it sends as fast as it can; without a token, it needs none."""
+def application(
+    folder: StoreFolder, link: PacedLink | None, token: str | None, up: PacedLink | None = None, *, takes: bool = False
+) -> "Guard":
+    """The server as an ASGI application. Without a link it sends as fast as it can; without a token, it needs none. It
+    `takes` files that are put, over the link `up`."""
 
     async def contexts(request: Request) -> Response:
         return PlainTextResponse("".join(f"{name}\n" for name in folder.names()))
@@ -118,9 +117,15 @@ def application(folder: StoreFolder, link: PacedLink | None, token: str | None) 
         store = folder.open(request.path_params["name"])
         return _answer(request, store, [(0, store.n_bytes)], link)
 
+    async def put(request: Request) -> Response:
+        name, n_bytes = request.path_params["name"], int(request.headers.get("content-length", "0"))
+        store = folder.keep(name, await _taken(request, n_bytes, up))
+        return Response(status_code=204, headers={"etag": store.tag})
+
     async def replay(request: Request) -> Response:
-        if link is not None:
-            link.restart()
+        for way in (link, up):
+            if way is not None:
+                way.restart()
         return Response(status_code=204)
 
     routes = [
@@ -130,7 +135,30 @@ def application(folder: StoreFolder, link: PacedLink | None, token: str | None) 
         Route("/contexts/{name}/file", file),
         Route("/replay", replay, methods=["POST"]),
     ]
-    return Guard(Starlette(routes=routes, exception_handlers=dict.fromkeys(_REFUSALS, _refuse)), token)
+    if takes:
+        routes.append(Route("/contexts/{name}", put, methods=["PUT"]))
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys(_REFUSALS, _refuse))
+    return Guard(app, token, MOST_PUT_BYTES if takes else 0)
+
+
+async def _taken(request: Request, n_bytes: int, up: PacedLink | None) -> bytes:
+    """Returns the body of a request, taken at the link's pace."""
+    body, came = bytearray(), request.stream()
+
+    async def take(until: int) -> None:
+        while len(body) < until:
+            body.extend(await anext(came))
+
+    if up is None:
+        await take(n_bytes)
+        return bytes(body)
+    up.check()
+    due = 0
+    async with aclosing(up.portions(request.scope["state"]["connection"], n_bytes)) as portions:
+        async for portion in portions:
+            due += portion
+            await take(due)
+    return bytes(body)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -242,75 +270,6 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-class Guard:
-    """Answers only requests that have the token, or come from this machine if there is none; that are not sent by
-    another site's page in a browser; and whose body is no longer than allowed, and says how long it is."""
-
-    def __init__(self, app: Starlette, token: str | None, most_body_bytes: int = 0) -> None:
-        self.app, self._token, self._most_body_bytes = app, token, most_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection: Connection = scope["state"]["connection"]
-        connection.begin_request()
-        try:
-            await (self._refusal(scope) or self.app)(scope, receive, send)
-        except Exception as error:
-            # One line, without what the request carried; its connection is closed.
-            print(f"kvferry: could not answer {scope['path'][:200]!r}: {error!r:.300}", file=sys.stderr)
-            connection.abort()
-        finally:
-            connection.end_request()
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = dict(scope["headers"])
-        if len(scope["raw_path"]) + len(scope["query_string"]) > MOST_HEAD_BYTES:
-            return PlainTextResponse(f"asks for more than {MOST_HEAD_BYTES:,} bytes can say", 414)
-        if _head_bytes(scope) > MOST_HEAD_BYTES:
-            return PlainTextResponse(f"has a head of more than {MOST_HEAD_BYTES:,} bytes", 431)
-        host = headers.get(b"host", b"").decode("latin-1")
-        if self._token is None:
-            # A page whose own name was made to point at this machine sends that name.
-            if not _is_loopback(re.sub(r":\d+$", "", host).strip("[]")):
-                return PlainTextResponse("without a token, this server answers to localhost only", 403)
-        elif not hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + self._token.encode()):
-            return PlainTextResponse("needs the right token", 401, headers={"www-authenticate": "Bearer"})
-        if _from_another_site(headers, host):
-            return PlainTextResponse("this server answers no pages of other sites", 403)
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length[:20]) > self._most_body_bytes or b"transfer-encoding" in headers:
-            most = self._most_body_bytes
-            what = f"takes a body of at most {most:,} bytes, and its length first" if most else "takes no body"
-            return PlainTextResponse(what, 413, headers={"connection": "close"})
-        return None
-
-
-def _head_bytes(scope: Scope) -> int:
-    """uvicorn bounds heads that are not whole yet: one that comes at once may be as long as what is read at once."""
-    asked = len(scope["raw_path"]) + len(scope["query_string"]) + bool(scope["query_string"])
-    lines = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
-    return len(f"{scope['method']}  HTTP/{scope['http_version']}\r\n") + asked + lines + len("\r\n")
-
-
-def _from_another_site(headers: dict[bytes, bytes], host: str) -> bool:
-    """Whether a browser sent this request for a page that this server did not serve.
-
-    A browser sends simple requests (such as POST /replay) to any address that a page names, without asking first; it
-    then says where the page is from, in one of these headers or both.
-    """
-    if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-        return True
-    origin = headers.get(b"origin")
-    return origin is not None and origin.decode("latin-1") not in (f"http://{host}", f"https://{host}")
-
-
-@lru_cache(maxsize=64)
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def listen(host: str, port: int, token: str | None) -> socket.socket:
     """A socket that accepts connections. Raises InputError when it cannot be had, or when other machines could reach it
     and there is no token."""
@@ -339,28 +298,38 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
+    up: RateTrace | None = None,
+    takes: bool = False,
     tell: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve a store, or a folder of them, until interrupted; then raises KeyboardInterrupt. Calls `tell` with the URL
     once Ctrl-C is the event loop's own affair.
 
-    With a trace, bytes are sent at its rates, from the first request for chunks on. Raises InputError.
+    With a trace, bytes are sent at its rates, from the first request for chunks on. It `takes` files that are put, at
+    the rates of `up` where there is a trace. Raises InputError.
     """
+    if takes and token is None:
+        raise InputError("a server that takes files needs a token")
     folder = StoreFolder(path)
     if trace is None and rtt_s:
         trace = RateTrace.constant(1e14)  # as fast as it goes, but not at once
     link = PacedLink(trace, rtt_s) if trace is not None else None
+    way_up = PacedLink(up or trace, rtt_s) if takes and trace is not None else None
 
     async def begin(listening: socket.socket) -> None:
         tell(url_of(listening))
-        await answer(application(folder, link, token), listening, link)
+        await answer(application(folder, link, token, way_up, takes=takes), listening, link, ways=[way_up])
 
     with listen(host, port, token) as listening, asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(begin(listening))
 
 
 async def answer(
-    app: Guard, listening: socket.socket, link: PacedLink | None, begun: Callable[[uvicorn.Server], None] | None = None
+    app: Guard,
+    listening: socket.socket,
+    link: PacedLink | None,
+    begun: Callable[[uvicorn.Server], None] | None = None,
+    ways: Sequence[PacedLink | None] = (),
 ) -> None:
     """Answer requests until a signal comes, or `should_exit` is set on the server that `begun` is called with."""
     config = uvicorn.Config(
@@ -381,9 +350,9 @@ async def answer(
     server = uvicorn.Server(config)
     if begun is not None:
         begun(server)
-    pacing = asyncio.ensure_future(link.run()) if link is not None else None
+    pacing = [asyncio.ensure_future(way.run()) for way in (link, *ways) if way is not None]
     try:
         await server.serve(sockets=[listening])
     finally:
-        if pacing is not None:
-            pacing.cancel()
+        for one in pacing:
+            one.cancel()

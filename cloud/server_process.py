@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 class ServerProcess(ChildServer):
     """Serves a store, or a folder of them, on this machine, as ``ChildServer`` does."""
 
-    def __init__(self, path: Path, link: "LinkSpec | None" = None, *, token: str | None = None) -> None:
+    def __init__(
+        self, path: Path, link: "LinkSpec | None" = None, *, token: str | None = None, takes: bool = False
+    ) -> None:
         settings = {
             "path": str(path),
             "link": None if link is None else link.model_dump(mode="json", by_alias=True),
             "token": token,
+            "takes": takes,
         }
         super().__init__("kvferry.cloud.server_process", settings)
 
@@ -29,13 +32,15 @@ def main() -> None:
     from kvferry.cloud.server import serve
 
     settings = settings_from_owner()
-    trace, rtt_s = (None, 0.0) if settings["link"] is None else _paced(settings["link"])
+    trace, up, rtt_s = (None, None, 0.0) if settings["link"] is None else _paced(settings["link"])
     try:
         serve(
             Path(settings["path"]),
             trace=trace,
             rtt_s=rtt_s,
             token=settings["token"],
+            up=up,
+            takes=settings["takes"],
             tell=lambda url: print(url, flush=True),
         )
     except KeyboardInterrupt:
@@ -44,14 +49,14 @@ def main() -> None:
         sys.exit(str(error))
 
 
-def _paced(described: object) -> "tuple[RateTrace, float]":
-    """Returns a link's rate over time and its RTT. What reads them takes half of a server's start, and is imported for
-    links alone."""
+def _paced(described: object) -> "tuple[RateTrace, RateTrace | None, float]":
+    """Returns a link's rates over time, down and up, and its RTT. What reads them takes half of a server's start, and
+    is imported for links alone."""
     from kvferry.specs.link import LinkSpec
     from kvferry.traces.resolve import link_trace
 
     link = LinkSpec.model_validate(described, context={"from_file": True})
-    return link_trace(link), link.rtt_s
+    return link_trace(link), None if link.up is None else link_trace(link.up), link.rtt_s
 
 
 if __name__ == "__main__":

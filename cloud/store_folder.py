@@ -1,11 +1,14 @@
 """A folder of stores, one file NAME.kvs for each context. No name leads to a file outside the folder."""
 
+import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 from threading import Lock
 
-from kvferry.cloud.store import Store
+from kvferry.cloud.store import DamagedStore, Store
+from kvferry.codecs.codec import DamagedChunk
 from kvferry.specs.errors import InputError
 
 SUFFIX = ".kvs"
@@ -53,6 +56,30 @@ class StoreFolder:
                 # Answers that are still read from the previous one keep it open until they end.
                 self._stores[name] = version, Store(path)
             return self._stores[name][1]
+
+    def keep(self, name: str, content: bytes) -> Store:
+        """Puts a store into the folder, under its name once it is whole. Raises InputError for a name that is none, and
+        for what is no store."""
+        if not _NAME.fullmatch(name) or self._only is not None:
+            raise InputError(f"no context can be put under {name[:100]!r}")
+        path, part = self._folder / f"{name}{SUFFIX}", None
+        try:
+            handle, made = tempfile.mkstemp(dir=self._folder, prefix=f".{name}.", suffix=".part")
+            part = Path(made)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            with Store(part) as store:
+                for level in range(store.index.header.levels):
+                    store.read(range(store.index.lengths[..., level].size), level)
+            part.replace(path)
+        except (DamagedStore, DamagedChunk) as error:
+            raise InputError(f"what was put is no store: {str(error).rpartition(': ')[2]}") from None
+        except OSError as error:
+            raise InputError(f"what was put cannot be kept: {error.strerror}") from None
+        finally:
+            if part is not None:
+                part.unlink(missing_ok=True)
+        return self.open(name)
 
     def _path(self, name: str) -> Path | None:
         if not _NAME.fullmatch(name) or (self._only is not None and name != self._only):

@@ -34,6 +34,10 @@ class BlockSums:
         """Blocks, by number, hold what lies in `memory`, one block after the other."""
         self._sums[blocks] = sums_of(memory)
 
+    def of(self, first: int, number: int) -> np.ndarray:
+        """uint64[number]: what was recorded of blocks from the first on."""
+        return self._sums[first : first + number]
+
     def changed(self, blocks: np.ndarray, memory: memoryview) -> np.ndarray:
         """Which of these blocks, as they lie in `memory`, do not hold what was recorded: their places in `blocks`."""
         return np.flatnonzero(sums_of(memory) != self._sums[blocks])

@@ -49,12 +49,14 @@ class Data:
         ]
 
     def rows(self) -> np.ndarray:
-        """Extents of equal length as uint8[extents, length]; a view of the memory where they lie evenly in it."""
+        """Extents of equal length as uint8[extents, length]; a view of the memory where they lie evenly in it. Of
+        several lengths, each is as many rows as it is times their common divisor."""
         n = len(self._ats)
         if not n:
             return np.empty((0, 0), np.uint8)
         length, whole = int(self._lengths[0]), np.frombuffer(self._whole, np.uint8)
-        assert (self._lengths == length).all(), "extents of different lengths are no rows"
+        if (self._lengths != length).any():
+            return np.frombuffer(bytes(self), np.uint8).reshape(-1, int(np.gcd.reduce(self._lengths)))
         apart = int(self._ats[1] - self._ats[0]) if n > 1 else length
         if (np.diff(self._ats) == apart).all():
             begin = int(self._ats[0])

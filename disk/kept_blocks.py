@@ -3,7 +3,8 @@ r"""KV blocks that stay in a file, where another process finds them: fixed place
 ``FILE.log`` begins with what the KV is of, in JSON; then each frame says of places that something lies there from now
 on (its name, and a digest of its bytes), or nothing. A place's old content is struck off before it is written over, and
 the new one is noted once it is there. So a process that is killed at any moment leaves places that are noted and whole,
-or not noted; what the power took, and what others have changed, does not fit its digest and is dropped.
+or not noted; what the power took, and what others have changed, does not fit its digest and is dropped. A digest is
+made of the sums of the place's blocks, which are taken as they are written: in whole places, or part by part.
 """
 
 import fcntl
@@ -25,7 +26,7 @@ from kvferry.disk.opened_file import failed
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import InputError
 
-FORMAT = "kvferry-kept-blocks 1"
+FORMAT = "kvferry-kept-blocks 2"
 # Kinds of frames.
 _OF, _HERE, _GONE = b"keep", b"here", b"gone"
 _PLACE = struct.Struct("<Q")
@@ -66,8 +67,10 @@ class KeptBlocks:
         self._log, self._log_bytes = -1, 0
         try:
             noted = _noted(path, {"format": FORMAT, **of, "place bytes": place_bytes})
-            sums = BlockSums(places * place_bytes)
-            self._entries = self._whole(noted, places, sums)
+            self._sums = sums = BlockSums(places * place_bytes)
+            self._entries = self._whole(noted, places)
+            # Places whose sums are recorded.
+            self._summed = set(self._entries)
             self.dropped = len(noted) - len(self._entries)
             # Without what is no more there, and under its name only once it is whole.
             self._begin_log(of)
@@ -84,13 +87,27 @@ class KeptBlocks:
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
         """Raises StorageFull and other StorageErrors: then nothing is noted in these places."""
         assert extents.blocks is not None
-        whole, size = memoryview(data).cast("B"), self._place_bytes
-        places = [offset // size for offset, _ in extents]
+        places = [offset // self._place_bytes for offset, _ in extents]
         self._strike(places)
         self.storage.write(extents, data)
-        parts = (whole[n * size : (n + 1) * size] for n in range(len(places)))
-        names = [self._name_of(block) for block in extents.blocks]
-        self._note(places, [_Entry(name, _digest(part)) for name, part in zip(names, parts, strict=True)])
+        self._summed.update(places)
+        self.note(dict(zip(extents.blocks, places, strict=True)))
+
+    def write_parts(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
+        """Writes parts of places, in which nothing is noted until ``note`` says what they hold."""
+        places = np.unique(extents.arrays[0] // self._place_bytes).tolist()
+        self._strike(places)
+        for place in set(places) - self._summed:
+            # Its blocks are written in part, too: what is there now is known from here on.
+            self._sums.record(self._blocks_of(place), memoryview(self._there(place)))
+            self._summed.add(place)
+        self.storage.write(extents, data)
+
+    def note(self, blocks: Mapping[int, int]) -> None:
+        """Notes blocks that lie whole in these places."""
+        entries = [_Entry(self._name_of(block), self._digest(place)) for block, place in blocks.items()]
+        if entries:
+            self._note([*blocks.values()], entries)
 
     def close(self) -> None:
         if hasattr(self, "storage"):
@@ -136,26 +153,35 @@ class KeptBlocks:
         except OSError as error:
             raise failed("make", path, 0, self._log_bytes, error) from error
 
-    def _whole(self, noted: Mapping[int, _Entry], places: int, sums: BlockSums) -> dict[int, _Entry]:
+    def _whole(self, noted: Mapping[int, _Entry], places: int) -> dict[int, _Entry]:
         """Returns the entries whose bytes are there, and records their sums."""
-        found, size = dict[int, _Entry](), self._place_bytes
+        found = dict[int, _Entry]()
         for place, entry in noted.items():
             if place >= places:
                 continue
-            there = os.pread(self._lock, size, place * size)
-            if len(there) == size and _digest(there) == entry.digest:
+            there = self._there(place)
+            if len(there) < self._place_bytes:
+                continue
+            self._sums.record(self._blocks_of(place), memoryview(there))
+            if self._digest(place) == entry.digest:
                 found[place] = entry
-                blocks = np.arange(place * size // BLOCK_BYTES, (place + 1) * size // BLOCK_BYTES)
-                sums.record(blocks, memoryview(there))
         return found
+
+    def _there(self, place: int) -> bytes:
+        return os.pread(self._lock, self._place_bytes, place * self._place_bytes)
+
+    def _blocks_of(self, place: int) -> np.ndarray:
+        """The numbers of a place's blocks in the file."""
+        each = self._place_bytes // BLOCK_BYTES
+        return np.arange(place * each, (place + 1) * each)
+
+    def _digest(self, place: int) -> bytes:
+        each = self._place_bytes // BLOCK_BYTES
+        return hashlib.blake2b(self._sums.of(place * each, each).tobytes(), digest_size=_DIGEST_BYTES).digest()
 
 
 def _packed(entries: Iterable[tuple[int, _Entry]]) -> bytes:
     return b"".join(_PLACE.pack(place) + name + digest for place, (name, digest) in entries)
-
-
-def _digest(part: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(part, digest_size=_DIGEST_BYTES).digest()
 
 
 def _locked(path: Path) -> int:

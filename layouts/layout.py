@@ -1,5 +1,6 @@
 """A layout of KV in the storage file: one for the modelled file and the real one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -119,8 +120,15 @@ class Layout:
 
     def stretches(self, layer: int, blocks: int) -> Ranges:
         """The first `blocks` of every row of a layer, as one range each."""
-        offsets = np.arange(layer * self.rows, (layer + 1) * self.rows) * (self.blocks * self.stride_bytes)
-        return offsets, np.full(offsets.shape, blocks * self.stride_bytes, np.int64)
+        return self.parts(layer, [(0, blocks)])
+
+    def parts(self, layer: int, spans: Sequence[tuple[int, int]]) -> Ranges:
+        """Returns blocks from the first to before the last of each span, of every row of a layer: row by row, as one
+        range each."""
+        begins, ends = np.array(spans, np.int64).reshape(-1, 2).T
+        rows = np.arange(layer * self.rows, (layer + 1) * self.rows, dtype=np.int64)[:, None]
+        offsets = (rows * self.blocks + begins) * self.stride_bytes
+        return offsets.ravel(), np.broadcast_to((ends - begins) * self.stride_bytes, offsets.shape).ravel()
 
     def tokens_of(self, layers: Any, rows: Any, blocks: Any) -> np.ndarray:
         raise NotImplementedError("a block is as many tokens as the plan says, a layout knows bytes alone")

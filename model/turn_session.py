@@ -12,6 +12,7 @@ from kvferry.model.decoders import decoder_of
 from kvferry.model.kv import NotReady, SessionKv
 from kvferry.model.request_session import step
 from kvferry.model.session import Session, new_kv
+from kvferry.model.whole_prefill import PrefilledLayer
 from kvferry.specs.errors import KvferryError
 
 
@@ -40,6 +41,8 @@ class TurnSession:
         self.kv = kv = new_kv(decoder, [block] * blocks, len(ids) - len(context) + output, spare)
         self.session = Session(model, context, chunk_tokens=block, kv=kv) if blocks else None
         self.history: list[int] = []
+        # Numbers of blocks that come layer by layer, each before its layer is read.
+        self.coming: frozenset[int] = frozenset()
         # Positions that are read with the prompt's end, and their hidden state on its way through the layers.
         self._read = self._hidden = torch.zeros(0)
         self._depth = 0
@@ -60,8 +63,14 @@ class TurnSession:
             raise NotReady(f"block {number} ends with token {end:,}, {len(self.history):,} are there")
         return torch.stack([self.kv.keys[:, 0, :, begin:end], self.kv.values[:, 0, :, begin:end]], dim=1)
 
-    def read_layer(self, layer: int, tokens: int) -> None:
-        """Reads what is lacking of the prompt, `tokens` of it, through a layer."""
+    def put_layer(self, layer: int, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Puts KV [1, heads, tokens, head_dim] of a layer, at these positions of the prompt, into its place."""
+        self.kv.keys[layer].index_copy_(2, positions, keys)
+        self.kv.values[layer].index_copy_(2, positions, values)
+
+    def read_layer(self, layer: int, tokens: int) -> PrefilledLayer:
+        """Reads what is lacking of the prompt, `tokens` of it, through a layer. Returns the hidden state and the
+        queries of these, and KV of the whole prompt."""
         if layer == 0:
             self._read = torch.tensor(self._positions(), device=self.decoder.device)
             if len(self._read) != tokens:
@@ -72,10 +81,11 @@ class TurnSession:
         cos, sin = (side[:, :, self._read] for side in self._rotary)
         keys, values = self.decoder.keys_values(layer, self._hidden, (cos, sin))
         queries = self.decoder.queries(layer, self._hidden, (cos, sin))
-        self.kv.keys[layer].index_copy_(2, self._read, keys)
-        self.kv.values[layer].index_copy_(2, self._read, values)
+        self.put_layer(layer, self._read, keys, values)
         self._hidden = self.decoder.above(layer, self._hidden, self._attended(layer, queries))
         self._depth = layer + 1
+        whole = (side[layer][:, :, : len(self.ids)] for side in (self.kv.keys, self.kv.values))
+        return PrefilledLayer(self._hidden, queries, *whole)
 
     def next_token(self) -> int:
         """Returns the token that follows the prompt, all of which has passed the layers."""
@@ -87,6 +97,15 @@ class TurnSession:
     def after(self, token: int) -> int:
         """Reads one more token, and returns the one that follows it."""
         return int(step(self.decoder, self._rotary, [self], [token])[0].argmax())
+
+    def behind(self, answer: Sequence[int]) -> int:
+        """Returns what the model says behind the prompt and so much of an answer: only what is not there yet is read,
+        and what else was said is forgotten."""
+        ids = [*self.ids, *answer]
+        most = min(len(ids) - 1, len(self.history))
+        kept = next((n for n in range(len(self.ids), most) if self.history[n] != ids[n]), most)
+        del self.history[kept:]
+        return [self.after(one) for one in ids[kept:]][-1]
 
     # --- as `step` wants it --------------------------------------------------------------------------------------
 
@@ -103,7 +122,8 @@ class TurnSession:
 
     def _positions(self) -> list[int]:
         """Positions of the prompt without KV: blocks that lack it in some layer, and all behind the last block."""
-        there = {t for t in range(len(self.kv.tokens)) if all(self.kv.present(t, l) for l in range(self.kv.layers))}
+        chunks, layers = range(len(self.kv.tokens)), range(self.kv.layers)
+        there = self.coming | {t for t in chunks if all(self.kv.present(t, l) for l in layers)}
         return [n for n in range(len(self.ids)) if n // self.block not in there]
 
     def _attended(self, layer: int, queries: torch.Tensor) -> torch.Tensor:

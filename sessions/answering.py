@@ -13,6 +13,9 @@ import simpy
 
 from kvferry.backends.needs import KvOnStorage
 from kvferry.backends.world import OneTurn, World
+from kvferry.layouts.cluster_layout import AnyLayout
+from kvferry.layouts.layout import Layout
+from kvferry.layouts.paged import PagedLayout
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, OutputHead, PrefillLayer
 from kvferry.machine.ticket import Ticket
@@ -31,13 +34,14 @@ from kvferry.policies.decode.attention_mass import AttentionMass
 from kvferry.policies.decode.residency import Reuse
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.sizes import Known
+from kvferry.policies.decode.spans import Spans
 from kvferry.policies.ledger import Ledger
 from kvferry.sessions.as_batch import as_batch
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.request import Request
-from kvferry.traces.turn import Turn
+from kvferry.traces.turn import USUAL_BLOCK, Turn
 
 Process = Generator[simpy.Event, Any, None]
 # Prompts are alike in length up to this factor.
@@ -47,15 +51,15 @@ _ALIKE = 1.2
 @dataclass(frozen=True, kw_only=True)
 class Ask:
     """What a turn asks of a decode stage: `known` tokens of its prompt are there, the rest is to be read. Of them
-    `stored` lie where the stage works, if that is not memory, and `near` of these have a copy in memory. `there`: the
-    first tokens of the prompt whose KV the cloud has."""
+    `stored` lie where the stage works, if that is not memory, and `near` of these have a copy in memory. `there`: how
+    many of the prompt's first tokens the cloud has the KV of."""
 
     number: int
     prompt: int
     output: int
     known: int
-    stored: int = 0
-    near: int = 0
+    stored: Spans = Spans()
+    near: Spans = Spans()
     there: int = 0
 
 
@@ -90,6 +94,14 @@ class AnswerStage(Protocol):
         """Returns what a reader of its figures should know."""
         ...
 
+    def plan_of(self, ask: Ask) -> DecodePlan | None:
+        """Returns how KV lies elsewhere while the turn decodes; None: all of it is in memory."""
+        ...
+
+    def leaves(self, turn: Turn) -> tuple[int, ...]:
+        """Returns the blocks of prompt and answer whose KV is there in the end."""
+        ...
+
     def flash_bytes(self, tokens: int) -> float:
         """Returns what the KV of this many tokens takes on flash, in this stage's layout."""
         ...
@@ -108,13 +120,23 @@ class AnswerStage(Protocol):
         ...
 
 
-def answer_stage(scenario: Scenario, name: str, system: DecodeSystem, longest: Turn) -> AnswerStage:
-    """Returns the stage of a decoding system, as it is for the longest turn."""
+def answer_stage(
+    scenario: Scenario, name: str, system: DecodeSystem, longest: Turn, block: int = USUAL_BLOCK
+) -> AnswerStage:
+    """Returns the stage of a decoding system, as it is for the longest turn. `block`: tokens of a block that is kept
+    between turns."""
     batch = as_batch(scenario, name, longest.prompt, longest.output)
     size = most_kv(batch, system.roles)
     if system.roles.stays_in_memory(size):
         return InMemory(scenario, name, system.roles)
-    return InBlocks(scenario, name, system)
+    return InBlocks(scenario, name, system, block)
+
+
+def whole_bytes(scenario: Scenario, tokens: int) -> float:
+    """Returns what KV as it is in memory takes on flash: whole blocks of the device."""
+    storage, n_bytes = scenario.device.storage, tokens * scenario.model.kv_bytes_per_token
+    alignment = 1 if storage is None else int(storage.block_bytes)
+    return float(-(-n_bytes // alignment) * alignment)
 
 
 def leased(machine: Machine, sizes: dict[str, float], who: str) -> list[Lease]:
@@ -217,12 +239,15 @@ class InMemory:
         self._scenario, self._name, self._roles, self.kernel = scenario, name, roles, roles.attention
         # Turns go on behind KV of which all layers keep all, as llama.cpp's --swa-full has it.
         self._peak = Peak(roles, scenario.model.without_window)
-        storage = scenario.device.storage
-        self._alignment = 1 if storage is None else int(storage.block_bytes)
+
+    def plan_of(self, ask: Ask) -> None:
+        """All of it is."""
+
+    def leaves(self, turn: Turn) -> tuple[int, ...]:
+        return turn.leaves
 
     def flash_bytes(self, tokens: int) -> float:
-        n_bytes = tokens * self._scenario.model.kv_bytes_per_token
-        return float(-(-n_bytes // self._alignment) * self._alignment)
+        return whole_bytes(self._scenario, tokens)
 
     def file_bytes(self, ask: Ask) -> float:
         return 0.0
@@ -234,7 +259,7 @@ class InMemory:
         """Returns what the turn takes of memory, by name."""
         batch = as_batch(self._scenario, self._name, ask.prompt, ask.output)
         whole = self._peak.batch_bytes(1, Request(0.0, ask.prompt, ask.output))
-        near_bytes = ask.near * self._scenario.model.kv_bytes_per_token
+        near_bytes = ask.near.tokens * self._scenario.model.kv_bytes_per_token
         return {"kv": max(0.0, whole - near_bytes)} | Ledger(workspace(batch, self._roles)).at(0)
 
     def run(self, world: World, ask: Ask, answered: Answered) -> Process:
@@ -256,18 +281,29 @@ class InMemory:
 
 class InBlocks:
     """KV lies in blocks elsewhere while a turn decodes, and what attention wants of it is brought: a lock-step batch of
-    one."""
+    one. On flash groups of tokens lie in pages of the `block` tokens that are kept or not between turns, wherever these
+    are whole ones. Clusters are made again in each turn: what is kept are tokens in their order, as of KV in memory."""
 
-    def __init__(self, scenario: Scenario, name: str, system: DecodeSystem) -> None:
-        self._scenario, self._name, self._system = scenario, name, system
+    def __init__(self, scenario: Scenario, name: str, system: DecodeSystem, block: int) -> None:
+        self._scenario, self._name, self._system, self._block = scenario, name, system, block
         # The last turn's plan; and slots of reuse buffers, by the logarithm of a prompt's length.
         self._plans: dict[Ask, DecodePlan] = {}
         self._slots: dict[int, int] = {}
-        away = system.roles.placement.away
-        self.works_on: Literal["memory", "flash"] = "flash" if away == "storage" else "memory"
+        self._away = system.roles.placement.away == "storage"
+        stays = self._away and not system.roles.layout.clusters
+        self.works_on: Literal["memory", "flash"] = "flash" if stays else "memory"
         self.notes: Sequence[str] = ()
 
+    def plan_of(self, ask: Ask) -> DecodePlan:
+        return self._plan(ask)
+
+    def leaves(self, turn: Turn) -> tuple[int, ...]:
+        """The answer's last token is not read."""
+        return turn.leaves[: (turn.prompt + turn.output - 1) // self._block]
+
     def flash_bytes(self, tokens: int) -> float:
+        if self.works_on == "memory":
+            return whole_bytes(self._scenario, tokens)
         plan = self._some_plan
         rows = plan.model.layers * plan.choice.heads
         return rows * plan.layout.stride_bytes * tokens / plan.choice.group_tokens
@@ -285,9 +321,18 @@ class InBlocks:
     def _plan(self, ask: Ask) -> DecodePlan:
         if ask not in self._plans:
             system = self._with_buffer(ask.prompt, ask.output)
-            known = Known(tokens=ask.known, stored=ask.stored, near=ask.near)
-            self._plans = {ask: replace(plan_for(self._batch(ask), system), known=known)}
+            known = Known(tokens=ask.known)
+            if self.works_on == "flash":
+                known = replace(known, stored=ask.stored, near=ask.near)
+            plan = plan_for(self._batch(ask), system)
+            self._plans = {ask: replace(plan, known=known, layout=self._in_pages(plan))}
         return self._plans[ask]
+
+    def _in_pages(self, plan: DecodePlan) -> AnyLayout:
+        layout, group = plan.layout, plan.choice.group_tokens
+        if self.works_on != "flash" or not isinstance(layout, Layout) or self._block % group:
+            return layout
+        return PagedLayout.of(layout, self._block // group)
 
     def _with_buffer(self, prompt: int, output: int) -> DecodeSystem:
         """The system with a reuse buffer of the size that pays, where it has to find that: once for prompts of like
@@ -305,7 +350,7 @@ class InBlocks:
         return replace(self._system, roles=replace(self._system.roles, residency=sized))
 
     def file_bytes(self, ask: Ask) -> float:
-        return self._plan(ask).file_bytes if self.works_on == "flash" else 0.0
+        return self._plan(ask).file_bytes if self._away else 0.0
 
     def memory_bytes(self, ask: Ask) -> float:
         plan = self._plan(ask)
@@ -314,14 +359,15 @@ class InBlocks:
 
     def _passing(self, ask: Ask, plan: DecodePlan) -> dict[str, float]:
         """What is held besides until the prompt is read: what a load has brought and is still to be written."""
-        loaded = ask.known - ask.stored if self.works_on == "flash" else 0
+        there = ask.stored if self.works_on == "flash" else ask.near
+        loaded = ask.known - there.tokens if self._away else 0
         sizes = {"kv: loaded": loaded * plan.model.kv_bytes_per_token} if loaded > 0 else {}
         return sizes | Ledger(workspace(self._batch(ask), plan.roles)).at(0)
 
     def run(self, world: World, ask: Ask, answered: Answered) -> Process:
         plan = self._plan(ask)
-        need = KvOnStorage(sizes=plan, sequences=1)
-        own: OneTurn = world.content.turn(self._batch(ask), need)
+        need = KvOnStorage(sizes=plan, sequences=1, known=plan.known)
+        own: OneTurn = world.content.turn(ask.number, self._batch(ask), need)
         sampling = Sampling.of(self._scenario, world, ask)
         outline = _Outline(world, sampling, answered)
         leases = leased(world.machine, self._passing(ask, plan), f"turn {ask.number + 1}")
@@ -329,7 +375,7 @@ class InBlocks:
         yield from decode.run_parts([(sampling.skipped, sampling.steps - 1)])
         yield from outline.rest()
         answered.attention = _attention(plan, decode.record)
-        if own.keys is None and draws_selections(plan):
+        if world.shortcuts.may_skip and own.keys is None and draws_selections(plan):
             self.notes = (DRAWN,)
         decode.now.release()
         for lease in leases:

@@ -24,6 +24,8 @@ from kvferry.traces.turn import Turn
 class _OfTurns(Device):
     """The device's role in a turn: the turn holds its memory, and prompts are read as without help."""
 
+    keeps = True
+
     def _prefill(self, machine: Machine, story: Story, tokens: int, before: int, after: tuple[Ticket, ...]) -> Ticket:
         known = story.behind.here + before
         return read_prompt(machine, self._model, self.kernel, tokens, known, story.request, after)
@@ -55,6 +57,12 @@ class Assisted:
     def machines(self) -> tuple[str, ...]:
         """Returns the instances of the cloud."""
         return (*self._roles.prefilling, *self._roles.decoding)
+
+    def plan_of(self, ask: Ask) -> None:
+        """All of it is in memory."""
+
+    def leaves(self, turn: Turn) -> tuple[int, ...]:
+        return self._alone.leaves(turn)
 
     def flash_bytes(self, tokens: int) -> float:
         return self._alone.flash_bytes(tokens)

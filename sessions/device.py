@@ -1,6 +1,6 @@
 """One turn on a device: get its context, read what is new, answer, and keep what it leaves."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from kvferry.pipelines.loading.load import ContextLoad
 from kvferry.pipelines.loading.stage import LoadingStage, OnStorage, price_s
 from kvferry.pipelines.record import TurnRecord
 from kvferry.pipelines.workload import Infeasible
+from kvferry.policies.decode.spans import Spans
 from kvferry.policies.keep.eviction import Block, eviction
 from kvferry.policies.keep.kept import Kept, Room
 from kvferry.sessions.answering import Answered, AnswerStage, Ask
@@ -84,8 +85,13 @@ class SessionDevice:
     @property
     def notes(self) -> tuple[str, ...]:
         """Returns what a reader of the turns' figures should know."""
-        full = self._keeping.full
-        return () if full is None else (f"what had no room on flash was not kept: {full}",)
+        full, cut = self._keeping.full, self._keeping.cut
+        found = [] if full is None else [f"what had no room on flash was not kept: {full}"]
+        return (*found, *([] if cut is None else [f"what did not reach the cloud was not kept there: {cut}"]))
+
+    def all_sent(self) -> Generator[simpy.Event, Any, None]:
+        """Waits until what turns have left for the cloud is there."""
+        yield from self._keeping.all_sent()
 
     # --- a turn --------------------------------------------------------------------------------------------------
 
@@ -93,20 +99,22 @@ class SessionDevice:
         """A SimPy process. Raises OutOfMemory."""
         env, keeping = self.machine.env, self._keeping
         began_s, written_bytes = env.now, keeping.written_bytes
+        yield from keeping.all_sent()
         keeping.adopt(turn.blocks, number)
         found = Found.of(keeping.kept, turn.blocks, self._block, turn.prompt)
         bound_s = self._bound_s(turn, found, number, arrival_s)
         ask = self._asked(turn, found, number)
         self._check_storage(turn, ask)
         lease = yield from self._room_for(turn, ask)
-        load = yield from self._got(turn, found, number)
+        pages = self._pages(turn, found)
+        load = yield from self._got(turn, found, number, pages)
         got_s, answered = env.now, Answered()
         lease.release()
         yield from self._stage.run(self._world, ask, answered)
         end_s = env.now
         self._forecast.over(turn)
         keeping.adopt(turn.leaves, number)
-        yield from keeping.keep(turn.leaves, number)
+        yield from keeping.keep(self._stage.leaves(turn), number)
         times_s = tuple(answered.token_times_s)
         record = TurnRecord(
             request=number,
@@ -162,8 +170,8 @@ class SessionDevice:
             prompt=turn.prompt,
             output=turn.output,
             known=known,
-            stored=tokens * len(stored),
-            near=tokens * len(near),
+            stored=Spans.of(stored, tokens),
+            near=Spans.of(near, tokens),
             there=tokens * found.beginning_in("cloud"),
         )
 
@@ -186,7 +194,16 @@ class SessionDevice:
             raise OutOfMemory(f"{_named(turn)} {lacks}; {would}")
         return lease
 
-    def _got(self, turn: Turn, found: Found, number: int) -> Generator[simpy.Event, Any, ContextLoad | None]:
+    def _pages(self, turn: Turn, found: Found) -> Sequence[int]:
+        """Places on flash for a turn that decodes there."""
+        if self._stage.works_on != "flash":
+            return ()
+        there = [turn.blocks[n] if "flash" in places else None for n, places in enumerate(found.blocks)]
+        return self._keeping.lay_out([*there, *[None] * (pages_of(turn, self._block) - len(there))])
+
+    def _got(
+        self, turn: Turn, found: Found, number: int, pages: Sequence[int]
+    ) -> Generator[simpy.Event, Any, ContextLoad | None]:
         """What lies in the cloud alone is loaded, and beside it comes from flash what is to be in memory: as a whole,
         or, where the loader reads, as a part of the load."""
         env, waits, load = self.machine.env, list[simpy.Event](), None
@@ -195,7 +212,7 @@ class SessionDevice:
         from_flash = found.comes_from("flash") if self._stage.works_on == "memory" else []
         whole = [turn.blocks[n] for n in from_flash if n not in in_parts]
         loaded = sorted({*found.comes_from("cloud"), *in_parts})
-        self._world.content.between_turns.begin(number, whole)
+        self._world.content.between_turns.begin(number, whole, pages)
         if whole:
             waits.append(self._keeping.read(whole, number))
         if loaded:
@@ -231,6 +248,11 @@ class SessionDevice:
             bytes_per_s=reads * each_bytes / StorageCurves(storage).equal_s(reads, each_bytes),
             in_cloud=np.array([n in in_cloud for n in blocks]),
         )
+
+
+def pages_of(turn: Turn, block: int) -> int:
+    """Returns how many blocks of tokens a turn has to do with, whole or not."""
+    return -(-(turn.prompt + turn.output) // block)
 
 
 def _named(turn: Turn) -> str:

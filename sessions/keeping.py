@@ -13,6 +13,7 @@ from kvferry.machine.memory import GrowingLeases
 from kvferry.machine.ops import Extents
 from kvferry.machine.ticket import Ticket
 from kvferry.policies.keep.kept import Changes, Kept
+from kvferry.specs.errors import LinkDown
 
 # What is held for KV between turns.
 KEPT_KV = "kv: kept"
@@ -34,20 +35,28 @@ class Keeping:
         self._free: list[int] = []
         self._adopted: set[int] = set()
         self._unused = 0
+        # Places of the turn at work, where it decodes on flash: of each of its blocks, and whether it lay there before.
+        self._pages: list[tuple[int, bool]] = []
         self.written_bytes = 0.0
-        # Why something could not be written; None: all could.
+        # What is on its way to the cloud.
+        self._sending: dict[int, simpy.Event] = {}
+        # Why something could not be written, or sent; None: all could.
         self.full: StorageFull | None = None
+        self.cut: LinkDown | None = None
 
     @property
     def memory_bytes(self) -> float:
         return self.kept.in_memory * self.block_bytes
 
     def adopt(self, blocks: Sequence[int], turn: int) -> None:
-        """Takes what an earlier run has left on flash of these blocks, of a turn, for kept."""
+        """Takes what an earlier run has left on flash and in the cloud of these blocks, of a turn, for kept."""
+        self.kept.adopt_in_cloud(self._between_turns.in_cloud(turn))
         found = self._between_turns.found(turn)
         if not found:
             return
-        taken, now_s = set(self._places.values()), self.machine.env.now
+        # A page of the turn at work may still have an old block in it that was never written over.
+        taken = {*self._places.values(), *(place for place, _ in self._pages)}
+        now_s = self.machine.env.now
         for number, block in enumerate(blocks):
             place = found.get(block)
             if place is not None and place not in taken and self.kept.adopt(block, number, now_s):
@@ -64,11 +73,41 @@ class Keeping:
             changes = self.kept.make_room(max(0, blocks), self.machine.env.now, pinned)
             yield from self.carry_out(changes, 0)
 
+    def lay_out(self, there: Sequence[int | None]) -> list[int]:
+        """Returns the places of a turn's blocks while it decodes on flash: where `there` says that they lie, or a free
+        one."""
+        self._pages = [(self._new_place(), False) if one is None else (self._places[one], True) for one in there]
+        return [place for place, _ in self._pages]
+
     def keep(self, blocks: Sequence[int], turn: int) -> Generator[simpy.Event, Any, None]:
         """Keeps what a turn has left, as far as there is room."""
         free = (self.machine.observe(1.0).free_bytes + self._held.n_bytes) // self.block_bytes
         changes = self.kept.keep(blocks, self.machine.env.now, int(free))
+        came = self._come_to_stay(blocks)
         yield from self.carry_out(changes, turn)
+        if self.kept.works_on == "flash":
+            noted = self._between_turns.stays({one: self._places[one] for one in came if one in self._places})
+            try:
+                if noted:
+                    yield self.machine.env.all_of(noted)
+            except StorageFull as error:
+                # It is there for the turns of this run.
+                self.full = self.full or error
+
+    def _come_to_stay(self, blocks: Sequence[int]) -> list[int]:
+        """Gives blocks that a turn has left on flash the places where they lie, and the others' free. Returns these
+        blocks."""
+        came = list[int]()
+        for n, (place, before) in enumerate(self._pages):
+            if before:
+                continue
+            if n < len(blocks) and blocks[n] not in self._places:
+                self._places[blocks[n]] = place
+                came.append(blocks[n])
+            else:
+                self._free.append(place)
+        self._pages = []
+        return came
 
     def carry_out(self, changes: Changes, turn: int) -> Generator[simpy.Event, Any, None]:
         """Writes what goes to flash before its memory is given back."""
@@ -80,7 +119,17 @@ class Keeping:
                 self._places[block] = self._new_place()
             yield from self._written(changes.written, turn)
         self._held.hold({"device": {KEPT_KV: self.memory_bytes}})
+        self._sending |= dict(zip(changes.sent, self._between_turns.send(changes.sent), strict=False))
         self._between_turns.hold(self.kept.memory_blocks)
+
+    def all_sent(self) -> Generator[simpy.Event, Any, None]:
+        """Waits for what is on its way to the cloud. What cannot get there is not kept there."""
+        sending, self._sending = self._sending, {}
+        for block, sent in sending.items():
+            why = yield sent
+            if why is not None:
+                self.cut = self.cut or why
+                self.kept.not_sent(block)
 
     def _written(self, blocks: Sequence[int], turn: int) -> Generator[simpy.Event, Any, None]:
         """A device that is full keeps none of them: they are had again as they were before."""

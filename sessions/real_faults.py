@@ -14,14 +14,17 @@ def real_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Complaint
         return ("policies", role) if role in scenario.policies else ("system",)
 
     live, budget = scenario.session.live, scenario.session.budget
-    if not system.decoding.roles.all_in_memory:
-        what = f"{system.decode} decodes from KV elsewhere than in memory, which backend torch does for one batch alone"
-        yield Complaint(at("decode"), f"{what}; policies.decode: vllm would do")
-    if "cloud" in system.places:
-        what = f"keep: {system.keep} sends KV to the cloud, and backend torch has there what conversations are about"
-        yield Complaint(at("keep"), f"{what}; keep: memory-flash would do")
+    roles = system.decoding.roles
+    if not roles.all_in_memory and not live.processor.startswith("cpu"):
+        what = "backend torch runs turns whose KV lies elsewhere than in memory on the CPU"
+        yield Complaint(("live", "processor"), f"{what}; cpu would do, or policies.decode: vllm")
     if system.assisting is not None:
-        yield Complaint(at("assist"), "backend torch answers turns on the device alone; leave assist out")
+        # Real KV in the cloud is encoded, and no machine goes on from that.
+        what = "a real cloud that helps is sent whole prompts, and has no KV to go on from"
+        if "cloud" in system.places:
+            yield Complaint(at("keep"), f"keep: {system.keep}: {what}; keep: memory-flash would do")
+        if scenario.session.workload.in_cloud != "nothing":
+            yield Complaint(("workload", "in_cloud"), f"{what}; in_cloud: nothing would do")
     if "flash" in system.places and budget.kept_flash_bytes is None:
         what = "is missing: a real file is as large as what may be kept in it"
         yield Complaint(("budget", "kept_flash"), f"{what}; kept_flash: 1 GiB would do")

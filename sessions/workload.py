@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import simpy
 
-from kvferry.backends.needs import KvOfTurns, KvOfTurnsInCloud, Needs, Prompts
+from kvferry.backends.needs import KvOfTurns, KvOfTurnsInCloud, KvOnStorage, Needs, Prompts
 from kvferry.backends.world import NO_INPUTS, Inputs, World
 from kvferry.machine.instant import at
 from kvferry.pipelines.decoding.runtimes import runtime_spec
@@ -15,7 +15,7 @@ from kvferry.scenarios.resolve import Complaint
 from kvferry.sessions.answering import AnswerStage, InMemory, answer_stage, whole_prompt
 from kvferry.sessions.as_batch import as_batch
 from kvferry.sessions.assisting import Assisted
-from kvferry.sessions.device import SessionDevice, Told
+from kvferry.sessions.device import SessionDevice, Told, pages_of
 from kvferry.sessions.faults import session_faults, without_effect
 from kvferry.sessions.room import room_for
 from kvferry.sessions.systems import SESSION_SYSTEMS, SessionSystem
@@ -64,7 +64,7 @@ class SessionFlow:
         self._scenario, self._system, self._progress = scenario, system, progress
         self._turns = turns_of(scenario.session.workload, scenario.seed)
         longest = self._turns.longest
-        self._stage: AnswerStage = answer_stage(scenario, system.decode, system.decoding, longest)
+        self._stage: AnswerStage = answer_stage(scenario, system.decode, system.decoding, longest, self._turns.block)
         # Machines beside the device.
         self._cloud: tuple[str, ...] = ()
         if system.assisting is not None:
@@ -86,10 +86,20 @@ class SessionFlow:
         runtime = runtime_spec(batch, system.decoding)
         cloud = dict.fromkeys(self._cloud, Prompts())
         place_bytes = int(self._stage.flash_bytes(self._turns.block))
-        of_turns = KvOfTurns(runtime=runtime, turns=self._turns, places=self._room.flash, place_bytes=place_bytes)
+        plan = self._stage.plan_of(whole_prompt(longest))
+        of_turns = KvOfTurns(
+            runtime=runtime,
+            turns=self._turns,
+            places=self._room.flash,
+            helped=bool(self._cloud),
+            place_bytes=place_bytes,
+            pages=pages_of(longest, self._turns.block) if self._stage.works_on == "flash" else 0,
+            decoding=None if plan is None else KvOnStorage(sizes=plan, sequences=1),
+        )
         if not self._uses_cloud or system.codec is None:
             return {DEVICE: of_turns, **cloud}
-        return {DEVICE: KvOfTurnsInCloud(codec=system.codec, **vars(of_turns)), **cloud}
+        sends = "cloud" in system.places
+        return {DEVICE: KvOfTurnsInCloud(codec=system.codec, sends=sends, **vars(of_turns)), **cloud}
 
     @property
     def _uses_cloud(self) -> bool:
@@ -119,6 +129,7 @@ class SessionFlow:
             users.append(env.process(self._user(device, queue, stream, first)))
             first += len(stream)
         yield env.all_of(users)
+        yield from device.all_sent()
 
     def _user(self, device: SessionDevice, queue: simpy.Resource, stream: Stream, first: int) -> Process:
         env = device.machine.env

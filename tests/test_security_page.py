@@ -58,14 +58,14 @@ def test_what_headers_and_conversations_may_have() -> None:
 @pytest.mark.torch
 def test_what_servers_take() -> None:
     pytest.importorskip("uvicorn")
-    from kvferry.cloud import chunk_ids, connections, server
+    from kvferry.cloud import chunk_ids, connections, guard, server
 
     said = bounds()
     assert said["connections of a server"] == (
         f"{connections.MOST_CONNECTIONS}; the longest idle makes room, else 503; "
         f"closed after {server.IDLE_S} s without a request"
     )
-    assert said["head of a request"] == f"{server.MOST_HEAD_BYTES // KIB} KiB and {connections.HEAD_S:g} s"
+    assert said["head of a request"] == f"{guard.MOST_HEAD_BYTES // KIB} KiB and {connections.HEAD_S:g} s"
     assert said["a client that takes nothing"] == f"cut off after {connections.STALL_S:g} s"
     assert said["chunks in one request of `serve`"] == f"{chunk_ids.MOST_IDS:,}; bodies are refused"
 

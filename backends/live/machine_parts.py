@@ -5,6 +5,7 @@ from typing import Any
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.machine import LiveMachine, OpRunner, Switchboard
+from kvferry.backends.needs import KvOnStorage
 from kvferry.backends.world import Described, Inputs, KvBetweenTurns, ModelledKv, tell_of
 from kvferry.machine.machine import Refused
 from kvferry.machine.span import Tell
@@ -28,6 +29,10 @@ class MachineParts:
     def warm_up(self, machine: LiveMachine) -> None:
         """Runs once what is slow the first time (choosing kernels, starting threads, mapping the pages of buffers), so
         that no request pays for it. A model that decodes was warmed before it was handed to the machine."""
+
+    def turn(self, number: int, need: KvOnStorage) -> None:
+        """A turn decodes from here on, whose KV lies elsewhere than in memory. KvferryError where there are none."""
+        raise KvferryError("this workload has no turns")
 
     def stored(self, sequence: int) -> StoredContext:
         """What a sequence's context takes in the cloud. KvferryError where there is none."""

@@ -148,8 +148,9 @@ class LiveWorld(WholeWorld):
     def go_on(self, seconds: float) -> simpy.Event:
         raise KvferryError("a real device does not go on by itself: all tokens are decoded")
 
-    def turn(self, scenario: Scenario, need: KvOnStorage) -> OneTurn:
-        raise InputError("policies.decode: backend torch keeps the KV of turns at work in memory; vllm would do")
+    def turn(self, number: int, scenario: Scenario, need: KvOnStorage) -> OneTurn:
+        self.parts.turn(number, need)
+        return OneTurn(self.machine, None, None)
 
     @property
     def weights_refused(self) -> Refused | OutOfMemory | None:

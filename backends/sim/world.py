@@ -55,7 +55,7 @@ class SimWorld(WholeWorld):
 
     def __init__(self, scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell) -> None:
         self._given = inputs
-        self.between_turns = ModelledKv(inputs.found)
+        self.between_turns = ModelledKv(inputs)
         self.arrived: list[Request] = []
         env = Environment()
         self._accesses = accesses = Accesses(env)
@@ -211,8 +211,8 @@ class SimWorld(WholeWorld):
 
         return told
 
-    def turn(self, scenario: Scenario, need: KvOnStorage) -> OneTurn:
-        parts = parts_for(scenario, need, Inputs())
+    def turn(self, number: int, scenario: Scenario, need: KvOnStorage) -> OneTurn:
+        parts = parts_for(scenario, need, (self._given.turns or {}).get(number, Inputs()))
         machine = self.machine.answering(parts)
         return OneTurn(machine, machine.foresight, parts.keys)
 

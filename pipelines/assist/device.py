@@ -42,10 +42,11 @@ class Device:
 
     A model that is not resident is loaded when a request comes, with the LoRA of what it is about, beside what is sent
     and awaited. Prefill of the prompt's fixed beginning does not wait for the mask either. ``kernel``: how it attends
-    where it is modelled.
+    where it is modelled. ``keeps``: the KV of whole answers, so that tokens of the cloud's are read in any case.
     """
 
     kernel = AttentionKernel()
+    keeps = False
 
     def __init__(self, scenario: Scenario, estimates: Estimates, front: str, wanted: Help) -> None:
         self._scenario, self._estimates, self._front = scenario, estimates, front
@@ -165,7 +166,7 @@ class Device:
             story.own_first_s = env.now
             if self._help.catch_up == "prefill" and answer.all_came and 1 < len(answer) < story.output:
                 yield from self._caught_up(machine, story, refined, answer)
-            elif not coming.triggered or len(answer) < story.output:
+            elif self.keeps or not coming.triggered or len(answer) < story.output:
                 # It decodes through the tokens that it was sent as well, and goes on from there (procedure 2).
                 yield from self._decoded(machine, story, refined, answer, cloud)
         yield from self._ended(machine, story, answer, *leases)

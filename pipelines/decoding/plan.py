@@ -8,6 +8,7 @@ from kvferry.layouts.plan_file import PlanFile
 from kvferry.policies.decode.kv_memory import KvMemory, Managed
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.sizes import Choice, KeySizes, Known, StayingSizes
+from kvferry.policies.decode.spans import Spans
 from kvferry.policies.decode.stages import Stages
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.tier import Tier
@@ -40,9 +41,9 @@ class DecodePlan:
         """Returns the tokens of the context whose KV is there before prefill."""
         return 0 if self.known is None else self.known.tokens
 
-    def blocks_of(self, tokens: int) -> int:
-        """Returns the whole KV blocks of the context's first tokens."""
-        return min(self.choice.blocks, tokens // self.choice.group_tokens)
+    def blocks_of(self, tokens: Spans) -> list[tuple[int, int]]:
+        """Returns ranges of the whole KV blocks of some tokens of the context."""
+        return tokens.blocks(self.choice.group_tokens, self.choice.blocks)
 
     @property
     def rows(self) -> int:

@@ -1,5 +1,6 @@
 """Stages of prefill, each as a pipeline begins it and a planner prices it."""
 
+from kvferry.layouts.layout import Layout
 from kvferry.machine.ops import Cluster, Decompose, Extents, PrefillLayer
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.computing import NextToken
@@ -37,11 +38,13 @@ class BringKnown:
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        known, plan = now.plan.known, now.plan
-        blocks = 0 if known is None else plan.blocks_of(known.stored) - plan.blocks_of(known.near)
-        if not blocks or not now.away(layer):
+        known, blocks = now.plan.known, now.blocks
+        spans = [] if known is None else now.plan.blocks_of(known.stored.without(known.near))
+        if not spans or not now.away(layer):
             return after[0] if after else now.done()
-        there = Extents(*now.blocks.stretches(layer, blocks))
+        # Clusters are of any tokens: all there are come.
+        most = spans[-1][1]
+        there = Extents(*(blocks.parts(layer, spans) if isinstance(blocks, Layout) else blocks.stretches(layer, most)))
         return now.machine.move(there, now.tiers[layer], "device", after=after)
 
     def parts(self, prices: Prices) -> Parts:

@@ -20,6 +20,7 @@ from kvferry.policies.decode.kept_clusters import Maintenance
 from kvferry.policies.decode.residency import AllThere
 from kvferry.policies.decode.rows import Lookup
 from kvferry.policies.decode.slot_table import Resident
+from kvferry.policies.decode.spans import gaps
 from kvferry.policies.decode.upkeep import Ahead, Kept, Update
 from kvferry.specs.tier import Tier
 
@@ -223,11 +224,10 @@ class DecodeState:
         known, plan = self.plan.known, self.plan
         whole = self.whole(layer)
         # Statements on clusters are on all of them: they are made again.
-        if known is None or whole.pieces is not None:
+        if known is None or not isinstance(self.blocks, Layout):
             return whole
-        skipped = plan.blocks_of(known.stored) * plan.layout.stride_bytes
-        offsets, lengths = whole.arrays
-        return Extents(offsets + skipped, lengths - skipped, (layer,)) if (lengths > skipped).any() else None
+        lacking = gaps(plan.blocks_of(known.stored), self.kept.stored(layer))
+        return Extents(*self.blocks.parts(layer, lacking), (layer,)) if lacking else None
 
     def release(self) -> None:
         """Gives back all memory that is held for the KV."""

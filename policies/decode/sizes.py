@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.read_ahead import ReadAhead
+from kvferry.policies.decode.spans import Spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +21,13 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Sizes what is there of a sequence's KV before its prefill, in tokens. ``tokens``: of the prompt's beginning;
-    the rest is prefilled. ``stored``: of them, those whose KV blocks lie already where they are to lie, the first ones;
-    ``near``: of these, those that have a copy in the processor's memory."""
+    """Sizes what is there of a sequence's KV before its prefill. ``tokens``: of the prompt's, as many; the others are
+    prefilled. ``stored``: those whose KV blocks lie already where they are to lie; ``near``: of these, those that have
+    a copy in the processor's memory."""
 
     tokens: int
-    stored: int = 0
-    near: int = 0
+    stored: Spans = Spans()
+    near: Spans = Spans()
 
 
 @dataclass(frozen=True, kw_only=True)

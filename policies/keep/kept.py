@@ -39,7 +39,7 @@ class Kept:
     def __init__(
         self, room: Room, eviction: Eviction, works_on: Literal["memory", "flash"], in_cloud: Iterable[int] = ()
     ) -> None:
-        self.room, self._eviction, self._works_on = room, eviction, works_on
+        self.room, self._eviction, self.works_on = room, eviction, works_on
         self._memory: dict[int, Block] = {}
         self._flash: dict[int, Block] = {}
         self._cloud = set(in_cloud)
@@ -78,6 +78,15 @@ class Kept:
         self._flash[one] = self._memory.get(one) or Block(one, place, now_s)
         return True
 
+    def adopt_in_cloud(self, blocks: Iterable[int]) -> None:
+        """Takes blocks that lie in the cloud from before for kept there."""
+        if self.room.cloud:
+            self._cloud.update(blocks)
+
+    def not_sent(self, block: int) -> None:
+        """This one was to go to the cloud, and is not there."""
+        self._cloud.discard(block)
+
     def lost(self, blocks: Iterable[int]) -> None:
         """These were to be written to flash, and are not there."""
         for one in blocks:
@@ -100,7 +109,7 @@ class Kept:
             self._eviction.used(block, now_s)
             block.used_s, block.uses = now_s, block.uses + 1
             self._memory[one] = block
-            if self._works_on == "flash":
+            if self.works_on == "flash":
                 self._flash[one] = block
         sent = tuple(one for one in blocks if one not in self._cloud) if self.room.cloud else ()
         self._cloud.update(sent)
@@ -113,7 +122,7 @@ class Kept:
         for block in out:
             del self._memory[block.id]
         written: list[int] = []
-        if self.room.flash and self._works_on == "memory":
+        if self.room.flash and self.works_on == "memory":
             written = [block.id for block in out if block.id not in self._flash]
             self._flash |= {block.id: block for block in out}
         gone = self._out(self._flash, len(self._flash) - self.room.flash, now_s, staying)

@@ -70,3 +70,20 @@ def test_systems_without_tables_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(InputError, match="no tables can be measured beside flexgen of a decode workload"):
         TablesAround(tiny(LIVE_DECODING, system="flexgen"), tmp_path)
+
+
+def test_turns_that_decode_from_flash_have_their_steps_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvferry.calibration import tables_around
+    from kvferry.calibration.tables_around import TablesAround
+
+    for what in ("column", "questions", "answers"):
+        monkeypatch.setattr(tables_around.compute, what, lambda *_: list[object]())
+    measured = list[tuple[int, int, int]]()
+    monkeypatch.setitem(tables_around._DECODING, "kvswap", lambda rig, folder, point: measured.append(point) or [])
+    kept = {"kept_memory": None, "kv": "10 MiB"}
+    TablesAround(tiny(LIVE_TURNS, system="kvswap-on-flash", budget=kept), tmp_path).half()
+    # One prompt at a time, next to which the grid has four, behind its shortest contexts.
+    assert {batch for batch, *_ in measured} == {1, 4}
+    assert min(context for _, context, _ in measured) == 1024

@@ -191,3 +191,31 @@ def test_blocks_that_end_between_blocks_of_the_device(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="workload.block: a block of 6,144 bytes lies in no whole number of the 4,096"):
         opened(tmp_path / "kv", size=6144)
     assert not (tmp_path / "kv").exists()
+
+
+def part(place: int, begin: int, n_bytes: int) -> Extents:
+    return Extents([place * SIZE + begin], [n_bytes])
+
+
+def test_a_place_that_was_written_part_by_part(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    kept = opened(path)
+    write(kept, p0=7)
+    # In part over one that is noted, and over bytes that an earlier run has left.
+    kept.write_parts(part(0, 0, 1000), bytes([9]) * 1000)
+    assert names(kept) == {}
+    kept.write_parts(part(0, 1000, SIZE - 1000), bytes([9]) * (SIZE - 1000))
+    kept.write_parts(part(1, 100, 50), b"x" * 50)
+    kept.note({9: 0})
+    kept.close()
+    again = opened(path)
+    assert names(again) == {name(9): 0} and again.dropped == 0
+    assert bytes(again.read(at(0))) == content(9)
+    again.write_parts(part(1, 0, 10), b"y" * 10)
+    assert bytes(again.read(part(1, 0, 151))) == b"y" * 10 + bytes(90) + b"x" * 50 + bytes(1)
+    # Half of it, and no note: nothing is there.
+    again.write_parts(part(0, 0, 1000), bytes(1000))
+    again.close()
+    last = opened(path)
+    assert names(last) == {} and last.dropped == 0
+    last.close()

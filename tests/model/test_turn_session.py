@@ -86,3 +86,25 @@ def test_ops_out_of_turn() -> None:
             session.read_layer(2, 45)
     with pytest.raises(KvferryError, match="the prompt has passed 1 of 2 layers"):
         session.next_token()
+
+
+def test_an_answer_that_is_taken_back_is_forgotten() -> None:
+    session = begun()
+    answered(session, tokens=1)
+    for answer in ([7], [7, 8, 9], [7, 40, 2], [50], [50, 1, 2, 3]):
+        with torch.no_grad():
+            assert [session.behind(answer)] == by_transformers([*IDS, *answer], 1)
+        assert session.history == [*IDS, *answer]
+
+
+def test_layers_that_come_one_by_one() -> None:
+    other, session = begun(), begun()
+    wanted = answered(other)
+    session.coming = frozenset({0, 3})
+    assert session.lacking == 45 - 16
+    at = torch.tensor([*range(8), *range(24, 32)])
+    with torch.no_grad():
+        for layer in range(session.decoder.layers):
+            session.put_layer(layer, at, other.kv.keys[layer][:, :, at], other.kv.values[layer][:, :, at])
+            session.read_layer(layer, 29)
+    assert session.next_token() == wanted[0]

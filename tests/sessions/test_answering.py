@@ -12,6 +12,7 @@ from kvferry.machine.ops import OutputHead, PrefillLayer
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.attention_kernel import FLASH
+from kvferry.policies.decode.spans import Spans
 from kvferry.sessions import answering
 from kvferry.sessions.answering import (
     Answered,
@@ -53,10 +54,10 @@ def test_copies_that_stay_in_memory_are_not_taken_twice() -> None:
     stage, bare = in_memory(scenario()), Ask(number=0, prompt=1000, output=24, known=0)
     held = stage.sizes(bare)
     assert held["kv"] == 1024 * TOKEN_BYTES
-    near = stage.sizes(Ask(number=0, prompt=1000, output=24, known=600, near=600))
+    near = stage.sizes(Ask(number=0, prompt=1000, output=24, known=600, near=Spans.first(600)))
     assert near == held | {"kv": 424 * TOKEN_BYTES}
     # More than a turn needs may lie there.
-    assert stage.sizes(Ask(number=0, prompt=1000, output=24, known=999, near=5000))["kv"] == 0
+    assert stage.sizes(Ask(number=0, prompt=1000, output=24, known=999, near=Spans.first(5000)))["kv"] == 0
     assert stage.memory_bytes(bare) == sum(held.values()) > held["kv"]
     assert stage.file_bytes(bare) == 0
 
@@ -170,9 +171,9 @@ def test_what_a_load_has_brought_is_held_until_it_is_written() -> None:
     bare = stage.memory_bytes(Ask(number=0, prompt=1100, output=11, known=0))
     assert stage.file_bytes(Ask(number=0, prompt=1100, output=11, known=0)) >= 1100 * TOKEN_BYTES / 2
     # 300 of the 700 known tokens are not on flash.
-    loaded = stage.memory_bytes(Ask(number=0, prompt=1100, output=11, known=700, stored=400))
+    loaded = stage.memory_bytes(Ask(number=0, prompt=1100, output=11, known=700, stored=Spans.first(400)))
     assert loaded - bare == pytest.approx(300 * TOKEN_BYTES)
-    assert stage.memory_bytes(Ask(number=0, prompt=1100, output=11, known=700, stored=700)) == bare
+    assert stage.memory_bytes(Ask(number=0, prompt=1100, output=11, known=700, stored=Spans.first(700))) == bare
 
 
 def test_a_buffer_is_sized_once_for_prompts_of_like_lengths(monkeypatch: pytest.MonkeyPatch) -> None:

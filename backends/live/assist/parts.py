@@ -13,11 +13,22 @@ from kvferry.machine.handling import Forget, Handling, Prepare
 from kvferry.machine.ops import DecodeRun, Extents, Prefill
 from kvferry.model.decoders import decoder_of
 from kvferry.model.models import load_model
+from kvferry.model.prompts import Prompts as PromptTexts
+from kvferry.model.tokens import Tokens
+from kvferry.specs.assist import AssistSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
 # A request that is none, to warm up with, and its tokens.
 _NONE, _FEW = 2**32 - 1, 64
+
+
+def tokens_of(prompts: PromptTexts) -> Tokens:
+    """Returns what makes tokens of a prompt's text. Raises InputError where nothing does."""
+    if prompts.by is None:
+        what = "a prompt is sent as text, and this model has no tokenizer"
+        raise InputError(f"live.weights: {what}; take one of a folder with a tokenizer.json")
+    return prompts.by
 
 
 class PromptParts(MachineParts):
@@ -28,22 +39,20 @@ class PromptParts(MachineParts):
     def __init__(self, scenario: Scenario, need: Prompts, say: Say, stack: ExitStack) -> None:
         if scenario.load is not None:
             raise InputError("load: backend torch runs beside whatever this machine does; leave load out")
-        workload, live = scenario.assist.workload, scenario.live
-        if not workload.resident and live.weights == "random":
+        workload, live = scenario.workload, scenario.live
+        self._resident = not isinstance(workload, AssistSpec) or workload.resident
+        if not self._resident and live.weights == "random":
             raise InputError("workload.resident: random weights lie on no storage; say true")
         self._scenario = scenario
         model, prompts = warm_model(scenario)
-        if prompts.by is None:
-            what = "a prompt is sent as text, and this model has no tokenizer"
-            raise InputError(f"live.weights: {what}; take one of a folder with a tokenizer.json")
-        self.runner = AssistRunner(decoder_of(model, latent=False), prompts, prompts.by, seed=scenario.seed)
+        self.runner = AssistRunner(decoder_of(model, latent=False), prompts, tokens_of(prompts), seed=scenario.seed)
 
     def machine_options(self) -> dict[str, Any]:
         return {"storage": self, "handler": self._handle}
 
     def _handle(self, handling: Handling, request: int | None) -> Any:
         found = self.runner.handle(handling, request)
-        if isinstance(handling, Forget) and not self._scenario.assist.workload.resident:
+        if isinstance(handling, Forget) and not self._resident:
             self.runner.decoder = None
         return found
 
@@ -59,7 +68,7 @@ class PromptParts(MachineParts):
         raise InputError("nothing is written to a machine's storage of models")
 
     def warm_up(self, machine: LiveMachine) -> None:
-        self.runner.env = machine.env
+        self.runner.begin(machine.env)
         machine.warm(self._rehearse)
 
     def _rehearse(self) -> None:

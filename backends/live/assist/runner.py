@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvferry.backends.live.assist.voice import Said, Token, Voice
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
-from kvferry.machine.following import Following
 from kvferry.machine.handles import Continued
 from kvferry.machine.handling import Forget, Handling, Prepare, Prepared, Refine, TakeIn, TakenIn, Unpack
 from kvferry.machine.ops import DecodeRun, DecodeStep, Op, Prefill
@@ -21,21 +21,16 @@ from kvferry.policies.assist.prompt_mask import BadMask, mask_of_text, text_of_m
 from kvferry.policies.assist.refiner import OF_THE_WINDOW, Shown
 from kvferry.specs.errors import KvferryError
 
-# A token of an answer: its id, and what it adds to the text.
-Token = tuple[int, str]
 # Positions beyond those of the prompt and the answer that drafts may reach.
 _SPARE_TOKENS = 1024
 
 
-class _Asked:
+class _Asked(Said):
     """A request in hand: its text in parts, its session, and what it has said."""
 
     def __init__(self, text: Sequence[str], session: RequestSession, parts: Sequence[int], answer: int) -> None:
         self.text, self.session, self.parts, self.answer = tuple(text), session, tuple(parts), answer
-        # The model's next token, which has not been read; what has been said, and the text that it came to.
-        self.next = 0
-        self.said: list[int] = []
-        self.told = ""
+        super().__init__()
 
 
 class AssistRunner(RegisteredOps):
@@ -48,7 +43,7 @@ class AssistRunner(RegisteredOps):
 
     def __init__(self, decoder: Decoder, prompts: Prompts, tokens: Tokens, *, seed: int) -> None:
         self.decoder: Decoder | None = decoder
-        self.env: WallClockEnvironment | None = None
+        self._voice = Voice(tokens)
         self._prompts, self._tokens, self._seed = prompts, tokens, seed
         self._vocabulary = decoder.vocabulary
         self._asked: dict[int, _Asked] = {}
@@ -70,6 +65,10 @@ class AssistRunner(RegisteredOps):
         """What software does beside ops. Raises BadMask."""
         assert request is not None
         return self._handles[type(handling)](handling, request)
+
+    def begin(self, env: WallClockEnvironment) -> None:
+        """The machine's clock is this."""
+        self._voice.env = env
 
     # --- handling ------------------------------------------------------------------------------------------------
 
@@ -135,7 +134,7 @@ class AssistRunner(RegisteredOps):
         if op.tokens < left:
             return None
         asked.next = int(logits.argmax())
-        return self._say(asked)
+        return self._voice.say(asked)
 
     @runs(DecodeStep)
     def _step(self, op: DecodeStep, request: int | None) -> list[Token]:
@@ -147,7 +146,7 @@ class AssistRunner(RegisteredOps):
         logits = step(decoder, rotary, [one.session for one in asked], [one.next for one in asked])
         for one, said in zip(asked, logits.argmax(-1).tolist(), strict=True):
             one.next = said
-        return [self._say(one) for one in asked]
+        return [self._voice.say(one) for one in asked]
 
     @runs(DecodeRun)
     def _decode_run(self, op: DecodeRun, request: int) -> list[Token] | int:
@@ -157,48 +156,13 @@ class AssistRunner(RegisteredOps):
         asked, of = self._of(request), op.of or Continued()
         if of.following is None:
             return self._drafts(asked, [one for one, _ in of.stands], op.tokens)
-        return self._followed(asked, of, op.tokens + (of.read or 1))
+        return self._voice.followed(asked, lambda answer: self._after(asked, answer), of, op.tokens + (of.read or 1))
 
     def _drafts(self, asked: _Asked, stands: list[int], tokens: int) -> list[Token]:
         drafts: list[int] = []
         for _ in range(tokens):
             drafts.append(self._after(asked, [*stands, *drafts]))
         return self._texts(stands, drafts)
-
-    def _followed(self, asked: _Asked, of: Continued, tokens: int) -> int:
-        following = of.following
-        assert following is not None
-        answer: list[int] = []
-        corrected, came = 0, 0
-        while came < tokens and (token := following.at(came, self._spare_s(following, came))) is not None:
-            came += 1
-            if not of.by_text:
-                corrected += token[0] != asked.next
-                answer.append(token[0])
-                # The token that the cloud said is the next one's input (procedure 2).
-                if came < tokens:
-                    asked.next = self._after(asked, answer)
-        if of.by_text and came:
-            answer = self._tokens.encode("".join(text for _, text in following.pieces[:came]))
-        if not came:
-            answer, came = [one for one, _ in of.stands], len(of.stands)
-        if (of.by_text or of.stands) and answer and came < tokens:
-            asked.next = self._after(asked, answer)
-        asked.said, asked.told = answer, self._tokens.decode(answer).rstrip("\ufffd")
-        while came < tokens:
-            token = self._say(asked)
-            came += 1
-            self._tell(of, token)
-            if came < tokens:
-                asked.next = self._after(asked, asked.said)
-        return corrected
-
-    def _spare_s(self, following: Following, n: int) -> float | None:
-        """Until the cloud's n-th token is due; None: whenever it comes."""
-        if following.slot_s is None:
-            return None
-        assert self.env is not None
-        return max(0.0, following.slot_s(n) - self.env.now)
 
     def _looked(self, asked: _Asked, before: Sequence[Token], drafted: Sequence[Token]) -> list[Token]:
         """The drafts that stand, and what the model says instead of the first that does not."""
@@ -231,13 +195,6 @@ class AssistRunner(RegisteredOps):
         logits = asked.session.after(*self._model_for(asked), [*asked.session.ids, *answer])
         return int(logits[-1].argmax())
 
-    def _say(self, asked: _Asked) -> Token:
-        """The next token, with what it adds to the text: nothing, where a character is not complete."""
-        asked.said.append(asked.next)
-        text = self._tokens.decode(asked.said).rstrip("\ufffd")
-        before, asked.told = asked.told, text
-        return asked.next, text[len(before) :]
-
     def _texts(self, before: Sequence[int], ids: Sequence[int]) -> list[Token]:
         told, found = self._tokens.decode(before).rstrip("\ufffd"), []
         for n, one in enumerate(ids, 1):
@@ -245,9 +202,3 @@ class AssistRunner(RegisteredOps):
             found.append((one, text[len(told) :]))
             told = text
         return found
-
-    def _tell(self, of: Continued, token: Token) -> None:
-        env, said = self.env, of.said
-        if said is not None:
-            assert env is not None
-            env.tell(lambda news: said(*news), (env.now, token))

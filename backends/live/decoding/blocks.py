@@ -1,6 +1,6 @@
 """KV blocks of a lock-step batch: those in the file, those in slots of the reuse buffers, and the one that grows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from kvferry.backends.live.decoding.written import WrittenLayers
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.handles import Attended, Rebuilt
 from kvferry.machine.ops import OutputHead
+from kvferry.policies.decode.spans import gaps
 from kvferry.specs.errors import KvferryError
 
 
@@ -43,6 +44,8 @@ class StoredBlocks:
         self.format, self.layers, self.sequences = format, layout.layers, layout.sequences
         self.recent = context % format.group_tokens
         self._whole = context - self.recent
+        # Ranges of the context's KV blocks that are not to be written, as they lie in the file.
+        self.lying: Sequence[tuple[int, int]] = ()
         self._rebuilt = rebuilt
         like = {"dtype": format.dtype, "device": device}
         self._slots = torch.zeros((layout.layers, format.rows * slots, *format.shape), **like) if slots else None
@@ -65,9 +68,9 @@ class StoredBlocks:
 
     def prefilled(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor, order: torch.Tensor | None
-    ) -> WrittenLayers:
-        """Take in a layer of the prompts, each [sequences, KV heads, tokens, head_dim]; what of it is to be written.
-        Blocks are of consecutive tokens."""
+    ) -> WrittenLayers | None:
+        """Take in a layer of the prompts, each [sequences, KV heads, tokens, head_dim]; what of it is to be written;
+        None: nothing. Blocks are of consecutive tokens."""
         assert order is None
         whole = self._whole
         for side, one in enumerate(self.format.kept(keys, values)):
@@ -78,6 +81,11 @@ class StoredBlocks:
         if self._log is not None:
             rows, tokens = np.indices(blocks.shape[:2])
             self._log.prompts(layer, raw_bytes(blocks), self.format.layout.ranges(layer, rows, tokens)[0])
+        if self.lying:
+            lacking = gaps([*self.lying], blocks.shape[1])
+            if not lacking:
+                return None
+            blocks = torch.cat([blocks[:, begin:end] for begin, end in lacking], dim=1)
         return WrittenLayers(self.format, [blocks], [layer])
 
     def decompose(self, layer: int | None) -> None:

@@ -29,6 +29,7 @@ from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.machine.answers import Answer, Selection
 from kvferry.model.decoders import decoder_of
 from kvferry.model.prompts import Prompts
+from kvferry.policies.decode.index import IndexSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.cluster_answers import Place
@@ -52,7 +53,7 @@ class DecodeRunner(OpRunner, Protocol):
 
     @property
     def choosing(self) -> int:
-        """Returns the layers that choose in every step."""
+        """Returns the layers that choose in every step; 1 where the first chooses for all."""
         ...
 
     @property
@@ -102,6 +103,9 @@ def decode_runner(
     becomes of the file, and `quality` what is said and attended to."""
     workload, sizes = scenario.decode.workload, need.sizes
     format = format_of(sizes, model.dtype)
+    read_on = 0 if quality is None else quality.read_on
+    sample = sample_of(prompts, sizes.layout.sequences, workload.context, read_on)[0].tolist()
+    room_tokens = sizes.layout.blocks * sizes.choice.group_tokens
     measured: dict[str, Any] = {}
     if quality is not None:
         measured = {"follow": quality.follow, "listen": quality.listen, "attended": quality.attending(format)}
@@ -111,7 +115,7 @@ def decode_runner(
         format,
         output=workload.output,
         slots=sizes.staying.slots,
-        index=_index(scenario, sizes, model, prompts, quality, say),
+        index=index_of(sizes.keys.index, model, sample, sizes.layout.sequences, room_tokens, say),
         rebuilt_rank=sizes.keys.rebuilt_rank,
         tiers=tiers,
         noted=noted,
@@ -183,27 +187,16 @@ def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
     return found
 
 
-def _index(
-    scenario: Scenario,
-    sizes: DecodeSizes,
-    model: PreTrainedModel,
-    prompts: Prompts,
-    quality: RunQuality | None,
-    say: Say,
+def index_of(
+    spec: IndexSpec | None, model: PreTrainedModel, sample: Sequence[int], sequences: int, room_tokens: int, say: Say
 ) -> Index | None:
-    """Returns an empty index, or None where all KV is read."""
-    spec, workload = sizes.keys.index, scenario.decode.workload
+    """Returns an empty index, or None where all KV is read. What it learns offline comes from a `sample` of text that
+    no prompt of the run holds."""
     if spec is None:
         return None
     say(f"making {spec.kind}")
-    read_on = 0 if quality is None else quality.read_on
-    return index_maker(spec.kind)(
-        decoder_of(model),
-        sample_of(prompts, sizes.layout.sequences, workload.context, read_on).to(model.device),
-        spec,
-        sequences=sizes.layout.sequences,
-        room_tokens=sizes.layout.blocks * sizes.choice.group_tokens,
-    )
+    ids = torch.tensor([sample[:_SAMPLE_TOKENS]], device=model.device)
+    return index_maker(spec.kind)(decoder_of(model), ids, spec, sequences=sequences, room_tokens=room_tokens)
 
 
 def sample_of(

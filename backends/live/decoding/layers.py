@@ -153,7 +153,6 @@ class Layers(RegisteredOps):
 
     @property
     def choosing(self) -> int:
-        """Returns the layers that choose in every step; 1 where the first chooses for all."""
         return len(self._choosing)
 
     @property
@@ -179,7 +178,7 @@ class Layers(RegisteredOps):
     @runs(PrefillLayer)
     def _prefill(self, op: PrefillLayer, inputs: Sequence[Any]) -> Written | None:
         layer = self._next(op, op.layer)
-        prefilled = self._prefilled(layer)
+        prefilled = self._prefilled(op, inputs)
         self._hidden = prefilled.hidden
         self._depth += 1
         if self._noted is not None:
@@ -190,10 +189,10 @@ class Layers(RegisteredOps):
             order = self._index.prefill(layer, prefilled.queries, prefilled.keys[:, :, :whole])
         return left(self.blocks.prefilled(layer, prefilled.keys, prefilled.values, order), op.stays, self._tiers)
 
-    def _prefilled(self, layer: int) -> PrefilledLayer:
+    def _prefilled(self, op: PrefillLayer, inputs: Sequence[Any]) -> PrefilledLayer:
         if self._known is not None:
-            return self._known(layer)
-        return prefill_layer(self.decoder, layer, self._hidden, self._rotary_at(0, self._context))
+            return self._known(self._depth)
+        return prefill_layer(self.decoder, self._depth, self._hidden, self._rotary_at(0, self._context))
 
     @runs(Decompose)
     def _decompose(self, op: Decompose, inputs: Sequence[Any]) -> None:
@@ -297,7 +296,7 @@ class Layers(RegisteredOps):
         projected = self._projected
         known = None if projected is None or projected.layer != layer else projected.keys_values
         new = known or self.decoder.keys_values(layer, self._hidden, self._rotary_now)
-        self.blocks.put(layer, *new)
+        self._put(layer, *new)
         brought = inputs[0] if kv.at is None else self._own(kv.at)
         if kv.swaps:
             swapped = None if kv.swapped is None else inputs[1]
@@ -315,6 +314,9 @@ class Layers(RegisteredOps):
         self._attended = attended.flatten(1, 2)[:, :, None]
         if self._index is not None and kv.ids is not None:
             self._index.attended(layer, kv.ids, queries, keys)
+
+    def _put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.blocks.put(layer, keys, values)
 
     @runs(FeedForward)
     def _feed_forward(self, op: FeedForward, inputs: Sequence[Any]) -> None:

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.build import (
@@ -20,6 +19,7 @@ from kvferry.backends.live.decoding.copies import CudaCopies
 from kvferry.backends.live.decoding.kept_file import begin, check_kept, kept_log
 from kvferry.backends.live.decoding.noted_keys import NotedKeys
 from kvferry.backends.live.decoding.paged_layers import PagedLayers
+from kvferry.backends.live.decoding.recorded import chosen_in, selections_of
 from kvferry.backends.live.decoding.tiers import KvTiers
 from kvferry.backends.live.decoding.warm_model import warm_model
 from kvferry.backends.live.engine.machine import LiveMachine
@@ -32,10 +32,8 @@ from kvferry.layouts.cluster_layout import ClusterLayout
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.arrays import check_replaced, check_writable
-from kvferry.traces.cluster_answers import RecordedClusters
 from kvferry.traces.key_recording import KIND as KEYS
 from kvferry.traces.selections import KIND as SELECTIONS
-from kvferry.traces.selections import SelectionStream
 
 # The kind of trace in the file of each key.
 _KINDS = {"record_selections": SELECTIONS, "record_keys": KEYS}
@@ -114,8 +112,7 @@ class StoredKvParts(MachineParts):
 
     def inputs(self) -> Inputs:
         """Returns the selections, where every step selected equally many KV blocks, and the answers about clusters."""
-        said = RecordedClusters(self.runner.said) if self.runner.said else None
-        return Inputs(selections=self._selections(), clusters=said)
+        return chosen_in(self.runner, self._sizes)
 
     def measured(self) -> dict[str, Any]:
         """Answers, memory and storage as they were. Writes selections and keys where the scenario wants them;
@@ -148,7 +145,7 @@ class StoredKvParts(MachineParts):
         return None
 
     def _write_selections(self, path: Path) -> None:
-        selections = self._selections()
+        selections = selections_of(self.runner, self._sizes)
         if selections is None:
             raise InputError(
                 "live.record_selections: no step selected, or later steps more groups than earlier ones; "
@@ -159,21 +156,6 @@ class StoredKvParts(MachineParts):
     def _write_keys(self, path: Path) -> None:
         assert self._noted is not None
         self._noted.recording().save(path)
-
-    def _selections(self) -> SelectionStream | None:
-        """Returns the selections, step by step, sequence after sequence: a replay with equally many sequences gives
-        each its own. None where selections differ in length."""
-        sizes, chosen, layers = self._sizes, self.runner.chosen, self.runner.choosing
-        steps = len(chosen) // layers if layers else 0
-        if not steps or len({one.ids.shape for one in chosen[: steps * layers]}) != 1:
-            return None
-
-        def by_sequence(parts: list[np.ndarray | None]) -> np.ndarray:
-            shaped = np.stack([one for one in parts[: steps * layers] if one is not None])
-            return np.concatenate(np.moveaxis(shaped.reshape(steps, layers, *shaped.shape[1:]), 2, 0))
-
-        ids, scores = by_sequence([one.ids for one in chosen]), by_sequence([one.scores for one in chosen])
-        return SelectionStream(ids, sizes.layout.blocks, scores=scores)
 
 
 def _measured(runner: DecodeRunner | PagedLayers) -> dict[str, Any]:

@@ -100,8 +100,8 @@ class LiveMachine:
 
     A request for a path whose part is absent (`fetcher`, `decode`, `storage`, `source`) raises InputError. `main` is
     the processor's name in spans; `others` are further processors by name. `nominal_s` returns how long an op takes on
-    the idle device; with it, `compute_speed` is known. `stream` returns the stream of a processor or of the copy path
-    by its name, on a device that keeps order by itself (CUDA); None: threads do the work.
+    the idle device, None where that is not known; with it, `compute_speed` is known. `stream` returns the stream of a
+    processor or of the copy path by its name, on a device that keeps order by itself (CUDA); None: threads do the work.
     `host_bytes` of memory lie beside the device's; None: both are one.
     `access` is the modelled link that messages cross, once it is set.
 
@@ -125,7 +125,7 @@ class LiveMachine:
         handler: Handler | None = None,
         main: str = "cpu",
         others: Mapping[str, OpRunner] | None = None,
-        nominal_s: Callable[[Op], float] | None = None,
+        nominal_s: Callable[[Op], float | None] | None = None,
         stream: Callable[[str], Stream] | None = None,
         switchboard: Switchboard | None = None,
         tell: Tell = lambda span: None,
@@ -226,6 +226,14 @@ class LiveMachine:
     ) -> Ticket:
         n_bytes = self.storage.device_bytes(extents) if isinstance(self.storage, LikeDevice) else extents.n_bytes
         return self._storing.do(call, after, n_bytes=n_bytes, label=label, request=request)
+
+    def behind_storage(self, call: Callable[[], None]) -> Ticket:
+        """Calls `call` in the storage's thread, once all is done that storage was asked for before."""
+        return self._storing.do(lambda _: call(), label="Note")
+
+    def beside(self, call: Callable[[], Any]) -> Ticket:
+        """Calls `call` in a thread beside all paths, one after the other; no span tells of it."""
+        return self._handling.do(lambda _: call())
 
     def copy(
         self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None

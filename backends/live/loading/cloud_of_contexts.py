@@ -1,6 +1,7 @@
 """Stored contexts of a real run: a server that hands them out, a client that fetches them, and their decoders."""
 
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -25,7 +26,8 @@ TOKEN = "KVFERRY_TOKEN"
 
 class CloudOfContexts:
     """The contexts of a `library`, behind the scenario's link. ``stored``: their sizes, by number. `number_of` says for
-    a sequence which context it reads. `stack` closes server, client and decoders."""
+    a sequence which context it reads. `takes`: the server of this run keeps what it is sent. `stack` closes server,
+    client and decoders."""
 
     def __init__(
         self,
@@ -35,20 +37,22 @@ class CloudOfContexts:
         say: Say,
         stack: ExitStack,
         number_of: Callable[[int], int] = int,
+        *,
+        takes: bool = False,
     ) -> None:
         self._scenario, self._library, self._number_of = scenario, library, number_of
         self._codec_name = codec_name
         sequences = range(len(library.asked.contexts))
-        names = [library.name(n, codec_name) for n in sequences]
-        url = scenario.context_reuse.live.cloud
+        self._stores = names = [library.name(n, codec_name) for n in sequences]
+        url, token = scenario.context_reuse.live.cloud, os.environ.get(TOKEN)
         if url is None:
             for n in sequences:
                 library.ensure(n, codec_name, say)
-            server = ServerProcess(library.folder, scenario.link, token=None)
+            # A secret of the two, where others could have files kept.
+            token = secrets.token_hex(16) if takes else None
+            server = ServerProcess(library.folder, scenario.link, token=token, takes=takes)
             url = stack.enter_context(server).url
-        self.client = stack.enter_context(
-            CloudClient(url, token=os.environ.get(TOKEN), names=lambda sequence: names[number_of(sequence)])
-        )
+        self.client = stack.enter_context(CloudClient(url, token=token, names=self._name_of))
         self.stored, self._gone = self._weighed(names, codec_name, say)
         self._pool = stack.enter_context(CodecPool(scenario.device.decompressor.workers))
         self._pool.decode(self._first_chunks(codec_name)).result()
@@ -76,6 +80,14 @@ class CloudOfContexts:
             fetched, decoded = came
         for chunk, (keys, values) in zip(fetched.chunks.ids, decoded, strict=True):
             yield chunk, keys, values
+
+    def _name_of(self, sequence: int) -> str:
+        """Returns the name of the store that a fetch of this sequence is from."""
+        return self._stores[self._number_of(sequence)]
+
+    def _tokens_of(self, sequence: int) -> Sequence[int]:
+        """Returns the tokens of each token chunk that may be fetched for a sequence."""
+        return self._library.tokens(self._number_of(sequence))
 
     def _weighed(self, names: Sequence[str], codec_name: str, say: Say) -> tuple[list[StoredContext], CloudGone | None]:
         """The contexts with the sizes of their stores. Without the cloud, or with a damaged index there, everything is
@@ -118,7 +130,7 @@ class CloudOfContexts:
         chunks, ids = codec.split(fetched.payload), fetched.chunks.ids
         if len(chunks) != len(ids):
             raise codec.DamagedChunk(f"{len(chunks)} encoded chunks came in place of {len(ids)}")
-        spec, tokens = self._scenario.model, self._library.tokens(self._number_of(fetched.chunks.sequence))
+        spec, tokens = self._scenario.model, self._tokens_of(fetched.chunks.sequence)
         for i, chunk in zip(ids, chunks, strict=True):
             wanted = codec.Shape(
                 self._codec_name, fetched.chunks.level, tokens[i // (spec.layers * spec.kv_heads)], spec.head_dim

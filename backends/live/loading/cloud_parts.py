@@ -130,6 +130,11 @@ def stores_folder() -> Path:
     return _made(Path(kept).expanduser(), STORES) if kept else _temporary_stores().path
 
 
+def stores_are_kept() -> bool:
+    """Whether that folder stays for later processes, as the user has named it."""
+    return bool(os.environ.get(STORES))
+
+
 def _made(folder: Path, asked_by: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)

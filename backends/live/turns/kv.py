@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvferry.backends.live.engine.machine import LiveMachine
+from kvferry.backends.live.turns.cloud_of_turns import CloudOfTurns
 from kvferry.backends.live.turns.texts import Ids, Texts
+from kvferry.backends.live.turns.turn_file import TurnFile
 from kvferry.disk.direct_storage import Data
 from kvferry.disk.kept_blocks import KeptBlocks
 from kvferry.machine.ops import Extents
+from kvferry.machine.ticket import Ticket
 from kvferry.model.kv import SessionKv
 from kvferry.model.turn_session import TurnSession
-from kvferry.specs.errors import KvferryError
+from kvferry.specs.errors import KvferryError, LinkDown
 from kvferry.system.aligned_memory import aligned_memory
 from kvferry.traces.turn import Turn, Turns
 
@@ -26,15 +30,25 @@ class KvOfConversations:
     ``place`` and ``load``, and the processor's asks for ``session`` once what it needs has been read.
 
     ``answers``: token ids by turn. ``found_earlier``: what `found` has returned, by turn. `place_bytes`: of a block in
-    the file.
+    the file. `at_work`: where turns decode that do so on storage.
     """
 
     def __init__(
-        self, turns: Turns, texts: Texts, new_session: NewSession, file: KeptBlocks | None, place_bytes: int
+        self,
+        turns: Turns,
+        texts: Texts,
+        new_session: NewSession,
+        file: KeptBlocks | None,
+        place_bytes: int,
+        at_work: TurnFile | None = None,
     ) -> None:
         self._turns, self._texts, self._new_session, self._file = turns.numbered, texts, new_session, file
         self.answers: dict[int, list[int]] = {}
-        self._place_bytes = place_bytes
+        self._place_bytes, self._at_work = place_bytes, at_work
+        # The machine that this is of, and the cloud where KV goes.
+        self.machine: LiveMachine | None = None
+        self.cloud: CloudOfTurns | None = None
+        self.found_in_cloud: dict[int, list[int]] = {}
         self.found_earlier: dict[int, dict[int, int]] = {}
         # KV [layers, 2, heads, block, head_dim] of the blocks that stay in memory.
         self._memory: dict[int, torch.Tensor] = {}
@@ -46,6 +60,7 @@ class KvOfConversations:
         self._was_read, self._closed = Event(), False
         self._awaited: set[int] = set()
         self._names: dict[int, bytes] = {}
+        self._sent: set[int] = set()
 
     def found(self, turn: int) -> Mapping[int, int]:
         if self._file is None:
@@ -60,8 +75,10 @@ class KvOfConversations:
         """Returns the name of a block of a turn that has been answered."""
         return self._names[block]
 
-    def begin(self, turn: int, read: Sequence[int]) -> None:
+    def begin(self, turn: int, read: Sequence[int], pages: Sequence[int] = ()) -> None:
         self._number, asked = turn, self._turns[turn]
+        if self._at_work is not None:
+            self._at_work.lay(pages)
         session = self._new_session(asked, self._texts.prompt(turn, self.answers), self.spare)
         self._session, self.spare = session, session.kv
         for n in range(len(session.kv.tokens)):
@@ -79,6 +96,40 @@ class KvOfConversations:
                 # Before the next turn's stream writes over what is copied.
                 torch.cuda.current_stream(kv.device).synchronize()
                 break
+
+    def stays(self, pages: Mapping[int, int]) -> Sequence[Ticket]:
+        assert self.machine is not None
+        file = self._file
+        return [self.machine.behind_storage(lambda: None if file is None else file.note(pages))]
+
+    def in_cloud(self, turn: int) -> Sequence[int]:
+        if self.cloud is None:
+            return ()
+        names = self._texts.names(turn, self.answers)
+        self._names |= names
+        # Of what this run has sent, it knows.
+        found = [block for block in self.cloud.found(names) if block not in self._sent]
+        self.found_in_cloud[turn] = sorted({*self.found_in_cloud.get(turn, ()), *found})
+        return found
+
+    def send(self, blocks: Sequence[int]) -> Sequence[Ticket]:
+        if self.cloud is None or self.machine is None:
+            return ()
+        ids, leaves = self._texts.ids(self._number, self.answers), self._turns[self._number].leaves
+        return [self.machine.beside(self._sending(block, leaves.index(block), ids)) for block in blocks]
+
+    def _sending(self, block: int, number: int, ids: Ids) -> Callable[[], LinkDown | None]:
+        """Returns what sends a block, with the KV that it has now."""
+        cloud, name, kv = self.cloud, self._names[block], self._of(block)
+        assert cloud is not None
+        self._sent.add(block)
+        tokens = kv.shape[3]
+        return lambda: cloud.send(block, name, ids[number * tokens : (number + 1) * tokens], kv)
+
+    @property
+    def number(self) -> int:
+        """Returns the turn at work."""
+        return self._number
 
     def session(self, turn: int | None) -> TurnSession:
         """Returns the session of the turn at work, once all is there that is read for it. Raises KvferryError for

@@ -50,12 +50,16 @@ class Texts:
         """Returns what lies in the cloud of a conversation from the beginning, by its first turn."""
         return self._first[number][: self._turns[number].stored * self._block]
 
+    def ids(self, number: int, answers: Mapping[int, Sequence[int]]) -> Ids:
+        """Returns the token ids of a turn's prompt, and of its answer once that is whole."""
+        answer = answers.get(number, ())
+        whole = len(answer) == self._turns[number].output
+        return (*self.prompt(number, answers), *(answer if whole else ()))
+
     def names(self, number: int, answers: Mapping[int, Sequence[int]]) -> dict[int, bytes]:
         """Returns names by id of a turn's blocks, as far as their tokens are known: equal names are equal tokens behind
         equal ones, in every run."""
-        turn = self._turns[number]
-        answer = answers.get(number, ())
-        ids = (*self.prompt(number, answers), *(answer if len(answer) == turn.output else ()))
+        turn, ids = self._turns[number], self.ids(number, answers)
         found, name = dict[int, bytes](), b""
         for n, block in enumerate(turn.leaves[: len(ids) // self._block]):
             tokens = np.array(ids[n * self._block : (n + 1) * self._block], "<i4").tobytes()

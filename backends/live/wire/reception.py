@@ -36,7 +36,8 @@ from kvferry.backends.live.wire.event import (
 )
 from kvferry.backends.live.wire.served_wire import ServedWire
 from kvferry.cloud.connections import new_event_loop
-from kvferry.cloud.server import Guard, Receive, Scope, Send, answer, listen, url_of
+from kvferry.cloud.guard import Guard, Receive, Scope, Send
+from kvferry.cloud.server import answer, listen, url_of
 from kvferry.machine.channel import ChannelCut, ChannelGarbled
 
 # Channels at once. Each takes two connections while something is said. The one whose device has been silent for the

@@ -23,6 +23,7 @@ from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.pipelines.run import run_scenario
 from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.policies.decode.spans import Spans
 from kvferry.scenarios.loader import load_model, load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -327,5 +328,5 @@ def test_every_system_has_one_kind() -> None:
 def test_whole_blocks_of_a_beginning() -> None:
     # A context of 4 tokens: two blocks of two.
     found = plan("kvswap", group_tokens=2)
-    assert [found.blocks_of(tokens) for tokens in (0, 1, 2, 3)] == [0, 0, 1, 1]
-    assert found.blocks_of(10**6) == found.choice.blocks
+    assert [found.blocks_of(Spans.first(tokens)) for tokens in (0, 1, 2, 3)] == [[], [], [(0, 1)], [(0, 1)]]
+    assert found.blocks_of(Spans.first(10**6)) == [(0, found.choice.blocks)]

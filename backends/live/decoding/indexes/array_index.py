@@ -35,6 +35,10 @@ class ArrayIndex(BlockIndex):
         )
         return cls(KEY_INDEXES[spec.kind](shape, **dict(spec.parameters)), spec, decoder.device)
 
+    def clear(self) -> None:
+        super().clear()
+        self._index = KEY_INDEXES[self.spec.kind](self._index.shape, **dict(self.spec.parameters))
+
     @property
     def n_bytes(self) -> int:
         return self._index.n_bytes

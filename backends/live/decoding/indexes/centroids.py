@@ -21,10 +21,9 @@ class Centroids(Index):
     ) -> None:
         super().__init__(spec, layers=layers, head_dim=head_dim)
         self._kv_heads = kv_heads
-        rows, width = sequences * spec.heads, kv_heads // spec.heads * head_dim
-        # The prompts' keys, until they are clustered.
-        self._queries: dict[int, torch.Tensor] = {}
-        self.tables = [ClusterTable(rows, room_tokens // spec.block_tokens, width) for _ in range(layers)]
+        self._layers = layers
+        self._shape = sequences * spec.heads, room_tokens // spec.block_tokens, kv_heads // spec.heads * head_dim
+        self.clear()
 
     @classmethod
     def made(cls, decoder: Decoder, sample: torch.Tensor, spec: IndexSpec, *, sequences: int, room_tokens: int) -> Self:
@@ -37,6 +36,11 @@ class Centroids(Index):
             sequences=sequences,
             room_tokens=room_tokens,
         )
+
+    def clear(self) -> None:
+        # The prompts' keys, until they are clustered.
+        self._queries: dict[int, torch.Tensor] = {}
+        self.tables = [ClusterTable(*self._shape) for _ in range(self._layers)]
 
     @property
     def n_bytes(self) -> int:
@@ -70,7 +74,7 @@ class Centroids(Index):
         of_prompts = self._queries.pop(layer)
         if not queries:
             return None
-        last = range(of_prompts.shape[2] - queries, of_prompts.shape[2])
+        last = range(max(0, of_prompts.shape[2] - queries), of_prompts.shape[2])
         scores = [self.scores(layer, of_prompts[:, :, at : at + 1], self.spec.heads) for at in last]
         return torch.stack([of_one.topk(k, dim=-1).indices.flatten(0, 1) for of_one in scores], dim=1).numpy()
 

@@ -46,6 +46,10 @@ class Index(ABC):
         """Returns float32[sequences, heads, blocks] for the queries of one token; the more, the better. `heads` parts
         of the KV heads choose for themselves."""
 
+    @abstractmethod
+    def clear(self) -> None:
+        """Forgets the prompts and all that came behind them: others begin. What was learned offline stays."""
+
     def attended(self, layer: int, ids: np.ndarray, queries: torch.Tensor, keys: torch.Tensor) -> None:  # noqa: B027
         """Learn that attention of queries [sequences, KV heads, query heads of each, head_dim] took in the KV blocks
         int[rows, k], whose `keys` [sequences, KV heads, tokens, head_dim] come before those of other tokens. Most
@@ -65,6 +69,9 @@ class BlockIndex(Index):
         self.room_blocks = room_tokens // spec.block_tokens
         self.room_tokens = self.room_blocks * spec.block_tokens
         self._blocks = [0] * layers
+
+    def clear(self) -> None:
+        self._blocks = [0] * len(self._blocks)
 
     def blocks(self, layer: int) -> int:
         return self._blocks[layer]

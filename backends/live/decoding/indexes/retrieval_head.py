@@ -47,6 +47,10 @@ class RetrievalHeadKeys(BlockIndex):
     def blocks(self, layer: int) -> int:
         return super().blocks(0)
 
+    def clear(self) -> None:
+        super().clear()
+        self._ids, self._known = self._ids[:, :0], 0
+
     def read(self, ids: torch.Tensor) -> None:
         self._ids = torch.cat([self._ids, ids.to(self._ids.device)], dim=1)
 

@@ -175,10 +175,7 @@ def test_a_device_that_is_full_keeps_nothing_more(monkeypatch: pytest.MonkeyPatc
     [
         ("budget.kept_flash=null", "budget.kept_flash: is missing: a real file is as large as what may be kept in it"),
         ("budget.kept_flash=5 kB", "budget.kept_flash: 5.0 kB hold no block of 16 tokens"),
-        ("system=kvswap-on-flash", "kvswap decodes from KV elsewhere than in memory"),
-        ("system=everywhere", "sends KV to the cloud"),
         ("live.processor=mps", "runs conversations on the CPU or with CUDA"),
-        ("policies.assist=tokens-only", "answers turns on the device alone"),
         ("live.kv_folder=/nowhere/at/all", "live.kv_folder: /nowhere/at/all: no file can be made there"),
         ("live.kv_file=/nowhere/at/all", "live.kv_file: /nowhere/at/all cannot be written"),
     ],
