@@ -42,7 +42,7 @@ class Conversation:
         apart: bool = False,
     ) -> None:
         self._env, self._channel, self._story, self._peer = env, channel, story, peer
-        self._first: simpy.Process | None = None
+        self._first: simpy.Event | None = None
         self._apart = apart
         # Fires with the mask's message, or with None where there will be none; None: nothing more has been asked for.
         self._mask: simpy.Event | None = None
@@ -62,7 +62,7 @@ class Conversation:
     def answer(self, within_s: float | None, ready: simpy.Event | None = None) -> Steps:
         """Returns the cloud's first response; None: there will be none, or none has come within so long, or before this
         event. Then it is still listened for."""
-        self._first = self._env.process(self._next(lambda message: answer_of(message, self._story)))
+        self._first = self._next(lambda message: answer_of(message, self._story))
         return (yield from self._within(within_s, self._first, ready=ready))
 
     def answer_before(self, ready: simpy.Event) -> Steps:
@@ -86,7 +86,7 @@ class Conversation:
 
     def verdict(self, drafted: int, within_s: float | None) -> Steps:
         """Returns what the cloud says of this many drafts; None: nothing any more, or not within so long."""
-        verdict = self._env.process(self._next(lambda message: verdict_of(message, self._story, drafted)))
+        verdict = self._next(lambda message: verdict_of(message, self._story, drafted))
         return (yield from self._within(within_s, verdict))
 
     def late(self, within_s: float | None) -> Generator[simpy.Event, Any, None]:
@@ -220,9 +220,9 @@ class Conversation:
             self._happened(f"{missing} has come from {self._peer} for {patience_s:g} s")
         return None
 
-    def _next(self, checked: Callable[[Any], Message | None]) -> Steps:
-        said: Message | None = None
-        stray = 0
+    def _next(self, checked: Callable[[Any], Message | None]) -> simpy.Event:
+        """Fires with the next message that is what was asked for, as `checked` finds; None: there will be none."""
+        said, stray = self._env.event(), 0
 
         def strayed(_: Sequence[float], tokens: Sequence[Any]) -> None:
             nonlocal stray
@@ -231,18 +231,36 @@ class Conversation:
                 self._happened(f"{self._peer} sends tokens before its answer, more than an answer has")
                 self.leave()
 
-        # What is left of an earlier request is passed over.
-        while said is None:
-            try:
-                message = yield self._channel.receive(strayed)
-                failed = "the cloud has ended the conversation" if message is None else None
-                failed = failed or failed_of(message, self._story.request)
-                said = None if failed else checked(message)
-            except (ChannelBroken, BadMessage) as error:
-                failed = str(error)
+        def listen() -> None:
+            received = self._channel.receive(strayed)
+            assert received.callbacks is not None
+            received.callbacks.append(heard)
+
+        def heard(received: simpy.Event) -> None:
+            found: Message | None = None
+            if not received.ok:
+                received.defused = True
+                if not isinstance(received.value, ChannelBroken):
+                    said.fail(received.value)
+                    return
+                failed: str | None = str(received.value)
+            elif received.value is None:
+                failed = "the cloud has ended the conversation"
+            else:
+                failed = failed_of(received.value, self._story.request)
+                try:
+                    found = None if failed else checked(received.value)
+                except BadMessage as error:
+                    failed = str(error)
             if failed is not None:
                 self._happened(failed)
-                break
+            if failed is not None or found is not None:
+                said.succeed(found)
+            else:
+                # What is left of an earlier request is passed over.
+                listen()
+
+        listen()
         return said
 
     def _over(self, received: simpy.Event, answer: Answer) -> None:

@@ -10,7 +10,7 @@ from kvferry.machine.handles import Batch
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.machine.ticket import Ticket
-from kvferry.pipelines.assist.estimates import CONTEXT_STEP, Prices
+from kvferry.pipelines.assist.estimates import CONTEXT_STEP, Prices, piece_of
 from kvferry.pipelines.assist.in_hand import Down, Prompt, Turn
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.serving import Serving
@@ -284,7 +284,7 @@ class Instance:
         running, serving = self._running, self._serving
         # Those who hold a slot decode, or will soon, unless their prompts wait.
         beside = self._held > sum(one.has_memory and one.lease is None for one in self._prompts)
-        piece = Prefill(serving.piece_tokens(prompt.left, beside), prompt.before)
+        piece = piece_of(serving.piece_tokens(prompt.left, beside), prompt.before)
         if running and serving.chunk_tokens is not None:
             due_s = min(turn.due_s for turn in running)
             spare_s = due_s - self.machine.env.now - self._longest_step_s()
