@@ -313,8 +313,10 @@ class ChannelEnd:
             ending.append(lambda _: self._arrive_streamed(crossed, arrivals_s, values))
             return
         before_s = self._arrived_s
-        streamed = Streamed([max(before_s, time_s) for time_s in arrivals_s], values)
         late_s = max(arrivals_s, default=0.0) - self.env.now
+        if arrivals_s and min(arrivals_s) < before_s:
+            arrivals_s = [max(before_s, time_s) for time_s in arrivals_s]
+        streamed = Streamed(arrivals_s, values)
         if not crossed.ok or late_s <= 0:
             self._arrive(crossed, streamed)
             return

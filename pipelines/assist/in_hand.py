@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import simpy
@@ -26,6 +27,7 @@ class Turn:
     __slots__ = (
         "_early",
         "_left",
+        "_put",
         "_sent",
         "_stream",
         "context",
@@ -53,8 +55,9 @@ class Turn:
         # The number of its last step, once it has joined.
         self.until = 0
         self._stream: MessageStream | None = None
-        # Tokens that are there before their stream is.
+        # Tokens that are there before their stream is; and what is done with each further one.
         self._early: list[str | None] = []
+        self._put: Callable[[str | None], None] = self._early.append
         # Where not all are sent: how many are still to be, and what fires behind the last.
         self._left = 0
         self._sent: simpy.Event | None = None
@@ -69,11 +72,13 @@ class Turn:
         early, self._early = self._early, []
         for token in early:
             self._send(token)
+        self._put = stream.put if self._sent is None else self._send
         return self._sent or self.done
 
     def go_on_into(self, stream: MessageStream) -> None:
         """Send its further tokens into another stream, as many as of the first."""
         self._stream = stream
+        self._put = stream.put if self._sent is None else self._send
 
     def _send(self, token: str | None) -> None:
         assert self._stream is not None
@@ -96,12 +101,7 @@ class Turn:
     def put(self, token: str | None) -> None:
         """Another token is there; None: a modelled one, which says nothing."""
         self.due_s += self.pace_s
-        if self._stream is None:
-            self._early.append(token)
-        elif self._sent is None:
-            self._stream.put(token)
-        else:
-            self._send(token)
+        self._put(token)
 
 
 class Prompt:
