@@ -4,70 +4,12 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import simpy
 
 from kvferry.machine.channel import ChannelCut, ChannelStalled, Each, Streamed
-
-
-class Parts(Protocol):
-    """Parts of a stream that cross one by one: when those arrived that have, and what each carried."""
-
-    times_s: list[float]
-    values: list[Any]
-
-    def put(self, value: Any) -> None: ...
-    def look(self) -> None:
-        """Bring these lists up to now."""
-        ...
-
-    def ended(self) -> None:
-        """All have arrived."""
-        ...
-
-
-class Carry(Protocol):
-    """How messages cross from one named machine to another."""
-
-    def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
-        """Fires when a message of this many bytes, sent now, has arrived."""
-        ...
-
-    def stream(self, sender: str, receiver: str, n_bytes: float) -> Parts | None:
-        """Parts of this many bytes each that others delay; None: they cross by arithmetic, as below."""
-        ...
-
-    def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
-        """When messages of this many bytes each arrive that were sent one after the other at these times."""
-        ...
-
-    def expected_s(
-        self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float, behind_s: float
-    ) -> Sequence[float]:
-        """The same, behind one that arrives at `behind_s`; without jitter, and nothing is told of it."""
-        ...
-
-
-class AtOnce:
-    """Machines that nothing lies between."""
-
-    def __init__(self, env: simpy.Environment) -> None:
-        self._env = env
-
-    def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
-        return self._env.timeout(0)
-
-    def stream(self, sender: str, receiver: str, n_bytes: float) -> None:
-        return None
-
-    def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
-        return sent_s
-
-    def expected_s(
-        self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float, behind_s: float
-    ) -> Sequence[float]:
-        return sent_s
+from kvferry.sim.carry import AtOnce, Carry, Parts
 
 
 class Switchboard:
@@ -349,14 +291,15 @@ class SimStream:
     """A machine.MessageStream that keeps when each part was sent, and crosses when it ends; or whose parts cross one by
     one."""
 
-    __slots__ = ("_end", "_ended", "_env", "_expected_s", "_n_bytes", "_parts", "_sent_s", "_values")
+    __slots__ = ("_end", "_ended", "_env", "_expected_s", "_n_bytes", "_parts", "_said", "_sent_s")
 
     def __init__(self, end: ChannelEnd, n_bytes: float) -> None:
         self._end, self._n_bytes, self._parts = end, n_bytes, end.parts(n_bytes)
         self._env = end.env
         self._ended = False
         self._sent_s: list[float] = []
-        self._values: list[Any] = []
+        # What parts carried, by number, where they carried anything: modelled tokens say nothing.
+        self._said: dict[int, Any] = {}
         # When the first of them arrive, of those that anybody has asked for.
         self._expected_s: list[float] = []
 
@@ -380,8 +323,15 @@ class SimStream:
         self._sent_s.append(float(self._env.now))
         if self._parts is not None:
             self._parts.put(value)
-        else:
-            self._values.append(value)
+        elif value is not None:
+            self._said[len(self._sent_s) - 1] = value
+
+    @property
+    def _values(self) -> list[Any]:
+        values: list[Any] = [None] * len(self._sent_s)
+        for n, value in self._said.items():
+            values[n] = value
+        return values
 
     def end(self) -> None:
         self._ended = True
