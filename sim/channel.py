@@ -1,5 +1,7 @@
 """Conversations between machines of one simulated world."""
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_right
 from collections import deque
@@ -25,7 +27,7 @@ class Switchboard:
         self._carry = carry or AtOnce(env)
         self._inboxes: dict[tuple[str, str], _Inbox] = {}
 
-    def open(self, name: str, peer: str) -> "ChannelEnd":
+    def open(self, name: str, peer: str) -> ChannelEnd:
         """The end that `name` holds of its channel with `peer`."""
         incoming, outgoing = self._inbox(peer, name), self._inbox(name, peer)
 
@@ -35,7 +37,7 @@ class Switchboard:
 
         return ChannelEnd(self._env, incoming, outgoing, self._carry, (name, peer), broken)
 
-    def _inbox(self, sender: str, receiver: str) -> "_Inbox":
+    def _inbox(self, sender: str, receiver: str) -> _Inbox:
         inbox = self._inboxes.get((sender, receiver))
         if inbox is None:
             inbox = self._inboxes[sender, receiver] = _Inbox(self._env)
@@ -125,7 +127,7 @@ class ChannelEnd:
             raise TypeError("None says that a channel has ended; it cannot be sent")
         return self._deliver(message, n_bytes)
 
-    def stream(self, n_bytes: float) -> "SimStream":
+    def stream(self, n_bytes: float) -> SimStream:
         """A stream of parts of this many bytes each. It crosses by arithmetic, not by an event for every part."""
         if self._closed:
             raise RuntimeError("this end of the channel is closed")
