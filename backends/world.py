@@ -87,11 +87,11 @@ def tell_of(name: str, tell: Tell) -> Tell:
     names: dict[str, str] = {}
 
     def told(span: Span) -> None:
-        resource = span[0]
+        resource, label, start_s, end_s, n_bytes, request = span
         full = names.get(resource)
         if full is None:
             full = names[resource] = f"{name}/{resource}"
-        tell(Span._make((full, *span[1:])))
+        tell(Span(full, label, start_s, end_s, n_bytes, request))
 
     return told
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import simpy
 
 
@@ -13,7 +14,7 @@ class Display(Protocol):
         """Show the next token, which was there at `ready_s`, and not before its slot."""
         ...
 
-    def show_all(self, ready_s: Sequence[float]) -> None:
+    def show_all(self, ready_s: Sequence[float] | np.ndarray) -> None:
         """Show further tokens as they were there."""
         ...
 

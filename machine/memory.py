@@ -12,6 +12,8 @@ from kvferry.specs.tier import Tier
 class BudgetedLease:
     """Memory that is held until released; releasing twice is harmless."""
 
+    __slots__ = ("_pool", "n_bytes", "tag")
+
     def __init__(self, pool: "BudgetedPool", n_bytes: int, tag: str) -> None:
         self.n_bytes: float = n_bytes
         self.tag = tag
@@ -72,7 +74,7 @@ class BudgetedPool:
         """Returns a lease, or a refusal that says why. Raises ValueError for a negative size or NaN."""
         if not n_bytes >= 0:
             raise ValueError(f"cannot reserve {n_bytes} bytes for {tag}")
-        if n_bytes > self.free_bytes:
+        if n_bytes > self.capacity_bytes - self._used_bytes:
             return Refused(tag, n_bytes, self.free_bytes)
         lease = BudgetedLease(self, math.ceil(n_bytes), tag)
         self._held[id(lease)] = lease
@@ -96,10 +98,12 @@ class BudgetedPool:
         whole = int(n_bytes)
         self._used_bytes += whole
         self._used_by_tag[tag] += whole
-        if self._used_bytes > self._peak_bytes:
-            self._peak_bytes, self._at_peak = self._used_bytes, self._used_by_tag.copy()
         group = tag.partition(":")[0]
         self._used_by_group[group] = used = self._used_by_group[group] + whole
+        if whole <= 0:
+            return
+        if self._used_bytes > self._peak_bytes:
+            self._peak_bytes, self._at_peak = self._used_bytes, self._used_by_tag.copy()
         if used > self._peak_by_group[group]:
             self._peak_by_group[group] = used
 

@@ -158,7 +158,8 @@ class DecodeStep(Op):
     batch: Number
     context_tokens: Number
     of: Batch | None = field(default=None, compare=False)
-    kernel: AttentionKernel = AttentionKernel()
+    # Equal steps are looked up by what differs most.
+    kernel: AttentionKernel = field(default=AttentionKernel(), hash=False)
 
 
 @dataclass(frozen=True, slots=True)

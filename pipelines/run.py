@@ -81,8 +81,8 @@ def run_scenario(
             now_s = world.machine.env.now
             return Totals(
                 now_s=now_s,
-                busy_s=dict(tally.busy_s),
-                n_bytes=dict(tally.n_bytes),
+                busy_s=tally.busy_s,
+                n_bytes=tally.n_bytes,
                 energy_j=world.meters.energy_j(now_s),
                 storage_utilisation=world.meters.storage_utilisation(now_s),
             )

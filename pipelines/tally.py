@@ -69,6 +69,16 @@ class Occupied:
         return min((self._settled_s + float(covered.sum())) / (end_s - start_s), 1.0)
 
 
+class _Sum:
+    """Of the spans of one resource and label. ``occupied``: of the resource."""
+
+    __slots__ = ("busy_s", "n_bytes", "occupied")
+
+    def __init__(self, occupied: Occupied) -> None:
+        self.busy_s = self.n_bytes = 0.0
+        self.occupied = occupied
+
+
 class Tally:
     """Counts every span by resource and label, and keeps the first ones. Call it with each span as it ends."""
 
@@ -76,19 +86,28 @@ class Tally:
         self.spans: list[Span] = []
         # All of them, kept or not.
         self.count = 0
-        self.busy_s: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self.n_bytes: defaultdict[tuple[str, str], float] = defaultdict(float)
         self.occupied: defaultdict[str, Occupied] = defaultdict(Occupied)
+        self._sums: dict[tuple[str, str], _Sum] = {}
 
     def __call__(self, span: Span) -> None:
         resource, label, start_s, end_s, n_bytes, _ = span
-        key = resource, label
-        self.busy_s[key] += end_s - start_s
-        self.n_bytes[key] += n_bytes
-        self.occupied[resource].add(start_s, end_s)
+        of = self._sums.get((resource, label))
+        if of is None:
+            of = self._sums[resource, label] = _Sum(self.occupied[resource])
+        of.busy_s += end_s - start_s
+        of.n_bytes += n_bytes
+        of.occupied.add(start_s, end_s)
         self.count += 1
         if self.count <= MOST_SPANS:
             self.spans.append(span)
+
+    @property
+    def busy_s(self) -> Sums:
+        return {key: of.busy_s for key, of in self._sums.items()}
+
+    @property
+    def n_bytes(self) -> Sums:
+        return {key: of.n_bytes for key, of in self._sums.items()}
 
     def bytes_of(self, resource: str, label: str | None = None) -> float:
         """Moved over a resource, with one label or any."""

@@ -1,73 +1,17 @@
 """Conversations between machines of one simulated world."""
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import simpy
 
 from kvferry.machine.channel import ChannelCut, ChannelStalled, Each, Streamed
-
-
-class Parts(Protocol):
-    """Parts of a stream that cross one by one: when those arrived that have, and what each carried."""
-
-    times_s: list[float]
-    values: list[Any]
-
-    def put(self, value: Any) -> None: ...
-    def look(self) -> None:
-        """Bring these lists up to now."""
-        ...
-
-    def ended(self) -> None:
-        """All have arrived."""
-        ...
-
-
-class Carry(Protocol):
-    """How messages cross from one named machine to another."""
-
-    def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
-        """Fires when a message of this many bytes, sent now, has arrived."""
-        ...
-
-    def stream(self, sender: str, receiver: str, n_bytes: float) -> Parts | None:
-        """Parts of this many bytes each that others delay; None: they cross by arithmetic, as below."""
-        ...
-
-    def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
-        """When messages of this many bytes each arrive that were sent one after the other at these times."""
-        ...
-
-    def expected_s(
-        self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float, behind_s: float
-    ) -> Sequence[float]:
-        """The same, behind one that arrives at `behind_s`; without jitter, and nothing is told of it."""
-        ...
-
-
-class AtOnce:
-    """Machines that nothing lies between."""
-
-    def __init__(self, env: simpy.Environment) -> None:
-        self._env = env
-
-    def __call__(self, sender: str, receiver: str, n_bytes: float) -> simpy.Event:
-        return self._env.timeout(0)
-
-    def stream(self, sender: str, receiver: str, n_bytes: float) -> None:
-        return None
-
-    def arrivals_s(self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
-        return sent_s
-
-    def expected_s(
-        self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float, behind_s: float
-    ) -> Sequence[float]:
-        return sent_s
+from kvferry.sim.carry import AtOnce, Carry, Parts
 
 
 class Switchboard:
@@ -83,7 +27,7 @@ class Switchboard:
         self._carry = carry or AtOnce(env)
         self._inboxes: dict[tuple[str, str], _Inbox] = {}
 
-    def open(self, name: str, peer: str) -> "ChannelEnd":
+    def open(self, name: str, peer: str) -> ChannelEnd:
         """The end that `name` holds of its channel with `peer`."""
         incoming, outgoing = self._inbox(peer, name), self._inbox(name, peer)
 
@@ -93,7 +37,7 @@ class Switchboard:
 
         return ChannelEnd(self._env, incoming, outgoing, self._carry, (name, peer), broken)
 
-    def _inbox(self, sender: str, receiver: str) -> "_Inbox":
+    def _inbox(self, sender: str, receiver: str) -> _Inbox:
         inbox = self._inboxes.get((sender, receiver))
         if inbox is None:
             inbox = self._inboxes[sender, receiver] = _Inbox(self._env)
@@ -183,7 +127,7 @@ class ChannelEnd:
             raise TypeError("None says that a channel has ended; it cannot be sent")
         return self._deliver(message, n_bytes)
 
-    def stream(self, n_bytes: float) -> "SimStream":
+    def stream(self, n_bytes: float) -> SimStream:
         """A stream of parts of this many bytes each. It crosses by arithmetic, not by an event for every part."""
         if self._closed:
             raise RuntimeError("this end of the channel is closed")
@@ -313,8 +257,10 @@ class ChannelEnd:
             ending.append(lambda _: self._arrive_streamed(crossed, arrivals_s, values))
             return
         before_s = self._arrived_s
-        streamed = Streamed([max(before_s, time_s) for time_s in arrivals_s], values)
         late_s = max(arrivals_s, default=0.0) - self.env.now
+        if arrivals_s and min(arrivals_s) < before_s:
+            arrivals_s = [max(before_s, time_s) for time_s in arrivals_s]
+        streamed = Streamed(arrivals_s, values)
         if not crossed.ok or late_s <= 0:
             self._arrive(crossed, streamed)
             return
@@ -347,14 +293,15 @@ class SimStream:
     """A machine.MessageStream that keeps when each part was sent, and crosses when it ends; or whose parts cross one by
     one."""
 
-    __slots__ = ("_end", "_ended", "_env", "_expected_s", "_n_bytes", "_parts", "_sent_s", "_values")
+    __slots__ = ("_end", "_ended", "_env", "_expected_s", "_n_bytes", "_parts", "_said", "_sent_s")
 
     def __init__(self, end: ChannelEnd, n_bytes: float) -> None:
         self._end, self._n_bytes, self._parts = end, n_bytes, end.parts(n_bytes)
         self._env = end.env
         self._ended = False
         self._sent_s: list[float] = []
-        self._values: list[Any] = []
+        # What parts carried, by number, where they carried anything: modelled tokens say nothing.
+        self._said: dict[int, Any] = {}
         # When the first of them arrive, of those that anybody has asked for.
         self._expected_s: list[float] = []
 
@@ -378,8 +325,15 @@ class SimStream:
         self._sent_s.append(float(self._env.now))
         if self._parts is not None:
             self._parts.put(value)
-        else:
-            self._values.append(value)
+        elif value is not None:
+            self._said[len(self._sent_s) - 1] = value
+
+    @property
+    def _values(self) -> list[Any]:
+        values: list[Any] = [None] * len(self._sent_s)
+        for n, value in self._said.items():
+            values[n] = value
+        return values
 
     def end(self) -> None:
         self._ended = True

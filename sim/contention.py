@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import prod
 
 from kvferry.machine.busy import Busy
 
@@ -34,8 +33,11 @@ class Contention:
 
     def speed(self, path: str) -> float:
         """The path's speed now, as a fraction (0..1] of its speed when it is the only busy path."""
-        slowdown = self._slowdown.get(path, {})
-        return 1 / prod(factor for other, factor in slowdown.items() if self._working.get(other))
+        slower = 1.0
+        for other, factor in self._slowdown.get(path, {}).items():
+            if self._working.get(other):
+                slower *= factor
+        return 1 / slower
 
     def _set(self, path: str, working: bool) -> None:
         self._working[path] = working

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request that comes at `arrival_s`, reads a context and a question behind it, and asks for `output` tokens.
 

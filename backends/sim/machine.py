@@ -3,14 +3,14 @@
 import copy
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol
 
 import simpy
 
 from kvferry.machine.answers import Answer, Selection
 from kvferry.machine.channel import Channel
 from kvferry.machine.handling import Forget, Handling
-from kvferry.machine.machine import Asked, Facts, Outside
+from kvferry.machine.machine import Facts, Outside
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, KvRef, Op, Selecting
 from kvferry.machine.span import Span, Tell
@@ -128,6 +128,7 @@ class SimMachine:
             )
             for name, spec in device.processors.items()
         }
+        self._main = self.processors[device.main]
         self.decompressor = Decompressor(self.env, device.decompressor, tell, contention)
         # On unified memory there is nothing to copy: a queue that takes no time and tells nothing.
         self._copies = (
@@ -175,10 +176,6 @@ class SimMachine:
 
     def _drawn_j(self, from_s: float, until_s: float) -> float:
         return sum(self.energy.energy_j(until_s, from_s).values())
-
-    @property
-    def _main(self) -> Processor:
-        return self.processors[self.device.main]
 
     @property
     def foresight(self) -> Foresight | None:
@@ -230,13 +227,20 @@ class SimMachine:
             for since, until in intervals:
                 one.busy.add(from_s + (since - since_s) * times, from_s + (until - since_s) * times)
 
-    def submit(self, op: Op, **asked: Unpack[Asked]) -> Ticket:
-        after, request, priority = asked.get("after", ()), asked.get("request"), asked.get("priority", 0)
+    def submit(
+        self,
+        op: Op,
+        *,
+        after: Iterable[Ticket] = (),
+        on: str = "compute",
+        priority: int = 0,
+        request: int | None = None,
+    ) -> Ticket:
         if isinstance(op, Decompress):
             return self.decompressor.decompress(op.values, after, priority, op.label, request)
-        self._main.start()
-        on = asked.get("on", "compute")
-        processor = self._main if on == "compute" else self.processors[on]
+        main = self._main
+        main.start()
+        processor = main if on == "compute" else self.processors[on]
         return processor.submit(op, after, priority, op.label, request, self._answer(op))
 
     def _answer(self, op: Op) -> Answer | None:

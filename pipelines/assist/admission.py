@@ -1,5 +1,7 @@
 """Slots of the instances that decode, with memory for KV: requests get them first come, first served."""
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import simpy
 
 from kvferry.machine.display import Display
@@ -93,7 +94,7 @@ class Answer:
         self.own.append(token)
         self._display.show(time_s, time_s)
 
-    def said_all(self, times_s: Sequence[float], tokens: Sequence[Any] | None) -> None:
+    def said_all(self, times_s: Sequence[float] | np.ndarray, tokens: Sequence[Any] | None) -> None:
         """Tokens were there at these times; None: whatever they say."""
         self.own += [None] * len(times_s) if tokens is None else tokens
         self._display.show_all(times_s)
@@ -138,10 +139,10 @@ class Answer:
         return self._display.shown()
 
 
-def _evenly_s(first_s: float, last_s: float, tokens: int, late_s: float) -> list[float]:
+def _evenly_s(first_s: float, last_s: float, tokens: int, late_s: float) -> np.ndarray:
     """As many times as tokens, from the first to the last, each so much later."""
     step_s = (last_s - first_s) / max(1, tokens - 1)
-    times_s = [n * step_s + first_s + late_s for n in range(tokens)]
+    times_s: np.ndarray = np.arange(tokens) * step_s + first_s + late_s
     if tokens > 1:
         times_s[-1] = last_s + late_s
     return times_s

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import simpy
@@ -27,6 +26,7 @@ from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Extents, Prefill
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.admission import Admission, Place
+from kvferry.pipelines.assist.balance import Balance
 from kvferry.pipelines.assist.in_hand import Down, Prompt, Turn
 from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.assist.rest import Mask, say_rest
@@ -38,6 +38,7 @@ from kvferry.specs.machine import DownSpec
 
 # Called with the seconds that a request waited for a slot, and those of its prefill and refinement.
 Tell = Callable[[float, float, float], None]
+_FORGET = Forget()
 # A share of whole tokens is whole up to so much.
 _ROUNDING = 1e-9
 # A device that drafts has this long from one round of drafts to the next, and for its own prefill before the first one.
@@ -96,8 +97,7 @@ class Cloud:
         serves: Served | None = None,
     ) -> None:
         self._front, self._prefilling, self._decoding = front, prefilling, decoding
-        # Of them the ones that are up, or all where none is.
-        self._up = prefilling
+        self._balance = Balance(prefilling)
         self._apart = not set(prefilling) & set(decoding)
         self._admission = Admission(front.env, decoding, serving)
         self._workload, self._serving = workload, serving
@@ -130,10 +130,10 @@ class Cloud:
             until_s = one.start_s + one.duration_s
             yield at(self._front.env, one.start_s)
             instance.go_down(until_s)
-            self._up = [one for one in self._prefilling if one.is_up] or self._prefilling
+            self._balance.look()
             yield at(self._front.env, until_s)
             instance.come_up()
-            self._up = [one for one in self._prefilling if one.is_up]
+            self._balance.look()
             self._admission.admit()
 
     def serve(self, device: str, tell: Tell) -> Generator[simpy.Event, Any, bool]:
@@ -275,7 +275,7 @@ class Cloud:
                 work.instance.drop(work)
                 return
         if held.request is not None:
-            self._front.outside.handle(Forget(), request=held.request)
+            self._front.outside.handle(_FORGET, request=held.request)
         if held.prompt is not None:
             held.prompt.free()
         if held.granted is not None:
@@ -285,9 +285,9 @@ class Cloud:
         self, asked: Message, held: "_Held", prompt: int, place: Place | None
     ) -> Generator[simpy.Event, Any, str | None]:
         """Returns the first token, once the prompt's KV is there. `place`: where there is memory for it already."""
-        instance = min(self._up, key=attrgetter("prefilling")) if place is None else place.instance
+        instance = self._balance.least() if place is None else place.instance
         assert held.request is not None
-        instance.prefilling += prompt
+        self._balance.add(instance, prompt)
         try:
             if instance.scene != asked["scene"]:
                 lora = Extents([0], [int(self._workload.lora_bytes)])
@@ -305,7 +305,7 @@ class Cloud:
                 instance.keep_beginning(scene, beginning)
             self.prompt_tokens, self.known_tokens = self.prompt_tokens + prompt, self.known_tokens + shared
         finally:
-            instance.prefilling -= prompt
+            self._balance.add(instance, -prompt)
         return first
 
     def _refined(self, asked: Message, request: int, prompt: int) -> simpy.Event:

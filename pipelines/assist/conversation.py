@@ -1,6 +1,9 @@
 """What a device hears of a cloud about one request, and what it makes of silence and of a peer that is gone."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import simpy
@@ -42,7 +45,7 @@ class Conversation:
         apart: bool = False,
     ) -> None:
         self._env, self._channel, self._story, self._peer = env, channel, story, peer
-        self._first: simpy.Process | None = None
+        self._first: simpy.Event | None = None
         self._apart = apart
         # Fires with the mask's message, or with None where there will be none; None: nothing more has been asked for.
         self._mask: simpy.Event | None = None
@@ -62,7 +65,7 @@ class Conversation:
     def answer(self, within_s: float | None, ready: simpy.Event | None = None) -> Steps:
         """Returns the cloud's first response; None: there will be none, or none has come within so long, or before this
         event. Then it is still listened for."""
-        self._first = self._env.process(self._next(lambda message: answer_of(message, self._story)))
+        self._first = self._next(answer_of)
         return (yield from self._within(within_s, self._first, ready=ready))
 
     def answer_before(self, ready: simpy.Event) -> Steps:
@@ -86,7 +89,7 @@ class Conversation:
 
     def verdict(self, drafted: int, within_s: float | None) -> Steps:
         """Returns what the cloud says of this many drafts; None: nothing any more, or not within so long."""
-        verdict = self._env.process(self._next(lambda message: verdict_of(message, self._story, drafted)))
+        verdict = self._next(partial(verdict_of, drafted=drafted))
         return (yield from self._within(within_s, verdict))
 
     def late(self, within_s: float | None) -> Generator[simpy.Event, Any, None]:
@@ -220,30 +223,14 @@ class Conversation:
             self._happened(f"{missing} has come from {self._peer} for {patience_s:g} s")
         return None
 
-    def _next(self, checked: Callable[[Any], Message | None]) -> Steps:
-        said: Message | None = None
-        stray = 0
+    def _next(self, checked: Callable[[Any, Story], Message | None]) -> simpy.Event:
+        """Fires with the next message that is what was asked for, as `checked` finds; None: there will be none."""
+        return _Awaited(self._env, self._channel, self._story, checked, self._happened, self._flooded).said
 
-        def strayed(_: Sequence[float], tokens: Sequence[Any]) -> None:
-            nonlocal stray
-            stray += len(tokens)
-            if stray > self._story.output and not self._left:
-                self._happened(f"{self._peer} sends tokens before its answer, more than an answer has")
-                self.leave()
-
-        # What is left of an earlier request is passed over.
-        while said is None:
-            try:
-                message = yield self._channel.receive(strayed)
-                failed = "the cloud has ended the conversation" if message is None else None
-                failed = failed or failed_of(message, self._story.request)
-                said = None if failed else checked(message)
-            except (ChannelBroken, BadMessage) as error:
-                failed = str(error)
-            if failed is not None:
-                self._happened(failed)
-                break
-        return said
+    def _flooded(self) -> None:
+        if not self._left:
+            self._happened(f"{self._peer} sends tokens before its answer, more than an answer has")
+            self.leave()
 
     def _over(self, received: simpy.Event, answer: Answer) -> None:
         """The stream of tokens has ended, or broken off."""
@@ -278,3 +265,58 @@ class Conversation:
     def _happened(self, what: str) -> None:
         if not self._left and self._story.happened is None:
             self._story.happened = what
+
+
+class _Awaited:
+    """A message that is listened for. An object, as functions that call each other would be garbage in a circle."""
+
+    __slots__ = ("_channel", "_checked", "_flooded", "_happened", "_story", "_stray", "said")
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        channel: Channel,
+        story: Story,
+        checked: Callable[[Any, Story], Message | None],
+        happened: Callable[[str], None],
+        flooded: Callable[[], None],
+    ) -> None:
+        self._channel, self._story, self._checked = channel, story, checked
+        self._happened, self._flooded = happened, flooded
+        self.said = env.event()
+        self._stray = 0
+        self._listen()
+
+    def _listen(self) -> None:
+        received = self._channel.receive(self._strayed)
+        assert received.callbacks is not None
+        received.callbacks.append(self._heard)
+
+    def _strayed(self, _: Sequence[float], tokens: Sequence[Any]) -> None:
+        self._stray += len(tokens)
+        if self._stray > self._story.output:
+            self._flooded()
+
+    def _heard(self, received: simpy.Event) -> None:
+        found: Message | None = None
+        if not received.ok:
+            received.defused = True
+            if not isinstance(received.value, ChannelBroken):
+                self.said.fail(received.value)
+                return
+            why: str | None = str(received.value)
+        elif received.value is None:
+            why = "the cloud has ended the conversation"
+        else:
+            why = failed_of(received.value, self._story.request)
+            try:
+                found = None if why else self._checked(received.value, self._story)
+            except BadMessage as error:
+                why = str(error)
+        if why is not None:
+            self._happened(why)
+        if why is not None or found is not None:
+            self.said.succeed(found)
+        else:
+            # What is left of an earlier request is passed over.
+            self._listen()

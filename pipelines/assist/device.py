@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from kvferry.cloud.messages import Message, ask, mask_apart, one_line, refined_tokens
-from kvferry.cloud.story import Behind, Story
+from kvferry.cloud.story import Story
 from kvferry.machine.channel import Channel
 from kvferry.machine.following import Following
 from kvferry.machine.handles import Continued
@@ -30,6 +30,7 @@ from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 
 Returned = TypeVar("Returned")
+_FORGET = Forget()
 # A mask that comes behind the first token is waited for as long as a refiner on a busy host might take, and at least
 # so many times as long as it is expected to.
 _MASK_S, _AT_LEAST_EXPECTED = 1.0, 2.0
@@ -54,7 +55,7 @@ class Device:
         self._window, self._help = window_of(scenario.device), wanted
         self._pace = Pace(self._workload, estimates, wanted)
         # By prompt, ratio, and what the prompt goes on from.
-        self._waits: dict[tuple[int, float, Behind], Patience] = {}
+        self._waits: dict[tuple[int, float, int, int], Patience] = {}
         n_bytes = start_bytes(scenario)
         # What it reads before it can prefill; None: nothing.
         self._start = Extents(np.array([0]), np.array([n_bytes])) if n_bytes else None
@@ -206,7 +207,7 @@ class Device:
         said = self._help.patience_s
         if said is None or isinstance(said, float | int):
             return Patience(answer_s=said, token_s=said)
-        key = story.prompt, story.ratio, story.behind
+        key = story.prompt, story.ratio, story.behind.here, story.behind.there
         if key not in self._waits:
             self._waits[key] = self._estimates.patience(story.prompt, story.ratio, self._help, story.behind)
         return self._waits[key]
@@ -339,7 +340,7 @@ class Device:
         story.shown_s = yield answer.shown()
         story.end_s = max(machine.env.now, float(story.shown_s[-1]))
         story.came, story.answer = len(answer.came_s), answer.text
-        machine.outside.handle(Forget(), request=story.request)
+        machine.outside.handle(_FORGET, request=story.request)
         for lease in leases:
             lease.release()
 

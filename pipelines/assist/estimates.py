@@ -34,15 +34,22 @@ _MOST_STEP = 256
 _KEPT = 65_536
 
 
+@lru_cache(_KEPT)
+def piece_of(tokens: int, before: int) -> Prefill:
+    """Returns the prefill of this many tokens behind those `before`: equal ones are one, whose price is found at
+    once."""
+    return Prefill(tokens, before)
+
+
 def pieces(tokens: int, before: int, window: int | None) -> Iterator[Prefill]:
     """Prefill of this many tokens behind those `before`, where attention sees so far back; None: all the way. What fits
     the window is one piece; what comes behind it goes in quarters of a window, each seeing a window before."""
     if window is None:
-        yield Prefill(tokens, before)
+        yield piece_of(tokens, before)
         return
     while tokens:
         now = min(tokens, window - before if before < window else max(1, window // 4))
-        yield Prefill(now, min(before, window))
+        yield piece_of(now, min(before, window))
         tokens, before = tokens - now, before + now
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import simpy
@@ -24,15 +25,16 @@ class Turn:
     at their pace. ``done`` fires when the last one is there."""
 
     __slots__ = (
+        "_due_s",
         "_early",
         "_left",
         "_sent",
         "_stream",
         "context",
         "done",
-        "due_s",
         "instance",
         "pace_s",
+        "put",
         "request",
         "sends_s",
         "tokens",
@@ -48,13 +50,15 @@ class Turn:
         self.done: simpy.Event = instance.machine.env.event()
         # Without a pace that was asked for, tokens are never late.
         self.pace_s = math.inf if pace_s is None else pace_s
-        # When the next token is to be there.
-        self.due_s = sends_s + self.pace_s
+        # When a token is to be there, by its number, and that number.
+        self._due_s = sends_s + self.pace_s, 0
         # The number of its last step, once it has joined.
         self.until = 0
         self._stream: MessageStream | None = None
         # Tokens that are there before their stream is.
         self._early: list[str | None] = []
+        # Called with each further token that is there; None: a modelled one, which says nothing.
+        self.put: Callable[[str | None], None] = self._early.append
         # Where not all are sent: how many are still to be, and what fires behind the last.
         self._left = 0
         self._sent: simpy.Event | None = None
@@ -69,11 +73,23 @@ class Turn:
         early, self._early = self._early, []
         for token in early:
             self._send(token)
+        self.put = stream.put if self._sent is None else self._send
         return self._sent or self.done
 
     def go_on_into(self, stream: MessageStream) -> None:
         """Send its further tokens into another stream, as many as of the first."""
         self._stream = stream
+        self.put = stream.put if self._sent is None else self._send
+
+    @property
+    def due_s(self) -> float:
+        """When the next token is to be there, once the turn has joined."""
+        due_s, number = self._due_s
+        there = self.tokens - (self.until - self.instance.steps)
+        for _ in range(number, there):
+            due_s += self.pace_s
+        self._due_s = due_s, there
+        return due_s
 
     def _send(self, token: str | None) -> None:
         assert self._stream is not None
@@ -92,16 +108,6 @@ class Turn:
                 # Nobody may be waiting for it yet.
                 event.fail(error)
                 event.defused = True
-
-    def put(self, token: str | None) -> None:
-        """Another token is there; None: a modelled one, which says nothing."""
-        self.due_s += self.pace_s
-        if self._stream is None:
-            self._early.append(token)
-        elif self._sent is None:
-            self._stream.put(token)
-        else:
-            self._send(token)
 
 
 class Prompt:

@@ -10,7 +10,7 @@ from kvferry.machine.handles import Batch
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeStep, Prefill
 from kvferry.machine.ticket import Ticket
-from kvferry.pipelines.assist.estimates import CONTEXT_STEP, Prices
+from kvferry.pipelines.assist.estimates import CONTEXT_STEP, Prices, piece_of
 from kvferry.pipelines.assist.in_hand import Down, Prompt, Turn
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.serving import Serving
@@ -55,9 +55,11 @@ class Instance:
         # Whether the next piece goes by arrival, whatever is shorter.
         self._by_arrival = False
         self._running: list[Turn] = []
-        # Those who run, for a machine that really decodes; None: they have changed. And their last step.
+        # Those who run, for a machine that really decodes; None: they have changed. Their last step, and the number of
+        # the one with which the first of them ends.
         self._together: Batch | None = None
         self._step = DecodeStep(0, 0)
+        self._until = 0
         # Those who join with the next step, and those for whom there is nothing more to do.
         self._joining: list[Turn] = []
         self._dropped: list[Prompt | Turn] = []
@@ -220,6 +222,7 @@ class Instance:
                 mean = CONTEXT_STEP * round(self._context / (n * CONTEXT_STEP))
                 if self._together is None:
                     self._together = Batch(tuple([turn.request for turn in self._running]))
+                    self._until = min([turn.until for turn in self._running])
                 if self._step.of is not self._together or self._step.context_tokens != mean:
                     self._step = DecodeStep(n, mean, self._together)
                 try:
@@ -284,7 +287,7 @@ class Instance:
         running, serving = self._running, self._serving
         # Those who hold a slot decode, or will soon, unless their prompts wait.
         beside = self._held > sum(one.has_memory and one.lease is None for one in self._prompts)
-        piece = Prefill(serving.piece_tokens(prompt.left, beside), prompt.before)
+        piece = piece_of(serving.piece_tokens(prompt.left, beside), prompt.before)
         if running and serving.chunk_tokens is not None:
             due_s = min(turn.due_s for turn in running)
             spare_s = due_s - self.machine.env.now - self._longest_step_s()
@@ -324,11 +327,9 @@ class Instance:
         self.steps += 1
         self.decoded += len(running)
         self._context += len(running)
-        ended = False
         for turn, token in zip(running, said or repeat(None), strict=False):
             turn.put(token)
-            ended |= turn.until == self.steps
-        if ended:
+        if self._until == self.steps:
             for turn in [turn for turn in running if turn.until == self.steps]:
                 self._leave(turn)
                 turn.done.succeed()

@@ -1,7 +1,7 @@
 """Promises beyond the pace that users tolerate: how many, the worst of them, and what would lessen it."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -15,7 +15,7 @@ _ROUNDING = 1e-6
 
 
 def beyond_tolerated(
-    columns: Mapping[str, Sequence[float]], workload: AssistSpec, estimates: Estimates, wanted: Help
+    columns: Mapping[str, np.ndarray], workload: AssistSpec, estimates: Estimates, wanted: Help
 ) -> Iterator[str]:
     """Says so where devices were promised fewer tokens per second than users tolerate (tau), which problem P does not
     see: it counts a device's prefill, and neither the loading of its model nor what comes late."""

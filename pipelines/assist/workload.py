@@ -113,8 +113,8 @@ class AssistFlow:
         # By network and prompt's length.
         self._settings: dict[tuple[int, int], Setting | Fallback] = {}
         self._busy: dict[int, deque[int]] = {}
-        # Of every request that has ended, a figure in each column; and the first ones' stories.
-        self._columns = {name: array("d") for name in _COLUMNS}
+        # Of every request that has ended, a figure for each column; and the first ones' stories.
+        self._figures = array("d")
         self._stories: list[Story] = []
         # Requests that the cloud has in hand.
         self._serving: dict[simpy.Event, None] = {}
@@ -163,15 +163,17 @@ class AssistFlow:
         return served
 
     def left(self, world: World, end: Totals) -> Left:
-        n, kept = len(self._columns["request"]), len(self._stories)
+        table = np.array(self._figures).reshape(-1, len(_COLUMNS))
+        columns = {name: table[:, n].copy() for n, name in enumerate(_COLUMNS)}
+        n, kept = len(table), len(self._stories)
         notes = [*self._requests.notes]
         for key in filter(self._noted.__contains__, _NOTES):
             found, first = self._noted[key]
             notes.append(f"{found:,} of {n:,} requests {_NOTES[key]}: {first}")
-        if said := self._roles.estimates.least_ratio_note(int(max(self._columns["prompt"], default=0))):
+        if said := self._roles.estimates.least_ratio_note(int(columns["prompt"].max(initial=0))):
             notes.append(said)
         estimates, wanted = self._roles.estimates, self._system.assist
-        notes += beyond_tolerated(self._columns, self._scenario.assist.workload, estimates, wanted)
+        notes += beyond_tolerated(columns, self._scenario.assist.workload, estimates, wanted)
         if n > kept:
             notes.append(f"token by token are kept the first {kept:,} of {n:,} requests")
         return Left(
@@ -185,8 +187,8 @@ class AssistFlow:
                 for story in sorted(self._stories, key=lambda story: story.request)
             ],
             assisted=Assisted(
-                columns={name: np.array(column) for name, column in self._columns.items()},
-                cloud=self._cloud_figures(),
+                columns=columns,
+                cloud=self._cloud_figures(columns["arrival_s"]),
                 energy_j=world.crowd.stays_j(),
                 answers={one.request: one.answer for one in self._stories if one.answer is not None},
                 devices=self._scenario.assist.workload.devices,
@@ -194,11 +196,11 @@ class AssistFlow:
             notes=tuple(notes),
         )
 
-    def _cloud_figures(self) -> dict[str, float]:
+    def _cloud_figures(self, arrivals_s: np.ndarray) -> dict[str, float]:
         cloud = self._cloud
-        if cloud is None or not cloud.served or not self._columns["arrival_s"]:
+        if cloud is None or not cloud.served or not len(arrivals_s):
             return {}
-        took_s = cloud.served_by_s - min(self._columns["arrival_s"])
+        took_s = cloud.served_by_s - float(arrivals_s.min())
         figures = {
             "cloud_throughput_requests_per_s": cloud.served / took_s,
             "slot_occupancy": cloud.held_s / (cloud.slots.all * took_s),
@@ -210,8 +212,7 @@ class AssistFlow:
         return figures
 
     def _ended(self, story: Story) -> None:
-        for name, of in _COLUMNS.items():
-            self._columns[name].append(of(story))
+        self._figures.extend(_figures_of(story).values())
         for key in filter(partial(getattr, story), _NOTES):
             n, first = self._noted.get(key, (0, getattr(story, key)))
             self._noted[key] = n + 1, first
@@ -357,29 +358,35 @@ def _since(end_s: float | None, start_s: float | None) -> float:
     return math.nan if end_s is None or start_s is None else end_s - start_s
 
 
-_COLUMNS: dict[str, Callable[[Story], float]] = {
-    "request": lambda one: one.request,
-    "arrival_s": lambda one: one.arrival_s,
-    "began_s": lambda one: one.began_s,
-    "first_s": lambda one: _since(one.first_s, 0.0),
-    "own_first_s": lambda one: _since(one.own_first_s, 0.0),
-    "last_s": lambda one: float(one.shown_s[-1]) if len(one.shown_s) else math.nan,
-    "shown": lambda one: len(one.shown_s),
-    "largest_gap_s": lambda one: float(np.diff(one.shown_s).max()) if len(one.shown_s) > 1 else math.nan,
-    "prompt": lambda one: one.prompt,
-    "tokens": lambda one: one.tokens,
-    "ratio": lambda one: one.ratio,
-    "pace_s": lambda one: math.nan if one.pace_s is None else one.pace_s,
-    "prepared_s": lambda one: _since(one.asked_s, one.began_s),
-    "answered_s": lambda one: _since(one.first_s, one.asked_s),
-    "waited_s": lambda one: one.waited_s if one.tokens else math.nan,
-    "cloud_prefill_s": lambda one: one.cloud_prefill_s if one.tokens else math.nan,
-    "refined_s": lambda one: one.refine_s if one.tokens else math.nan,
-    "unpacked_s": lambda one: _since(one.unpacked_s, one.first_s),
-    "own_prefill_s": lambda one: _since(one.own_first_s, one.unpacked_s),
-    "came": lambda one: one.came,
-    "corrected": lambda one: math.nan if one.corrected is None else one.corrected,
-    "lost": lambda one: one.happened is not None,
-    "right": _right,
-    "response_bytes": lambda one: one.response_bytes if one.tokens else math.nan,
-}
+def _figures_of(one: Story) -> dict[str, float]:
+    """What is kept of every request, by column."""
+    shown_s = one.shown_s
+    return {
+        "request": one.request,
+        "arrival_s": one.arrival_s,
+        "began_s": one.began_s,
+        "first_s": _since(one.first_s, 0.0),
+        "own_first_s": _since(one.own_first_s, 0.0),
+        "last_s": float(shown_s[-1]) if len(shown_s) else math.nan,
+        "shown": len(shown_s),
+        "largest_gap_s": float((shown_s[1:] - shown_s[:-1]).max()) if len(shown_s) > 1 else math.nan,
+        "prompt": one.prompt,
+        "tokens": one.tokens,
+        "ratio": one.ratio,
+        "pace_s": math.nan if one.pace_s is None else one.pace_s,
+        "prepared_s": _since(one.asked_s, one.began_s),
+        "answered_s": _since(one.first_s, one.asked_s),
+        "waited_s": one.waited_s if one.tokens else math.nan,
+        "cloud_prefill_s": one.cloud_prefill_s if one.tokens else math.nan,
+        "refined_s": one.refine_s if one.tokens else math.nan,
+        "unpacked_s": _since(one.unpacked_s, one.first_s),
+        "own_prefill_s": _since(one.own_first_s, one.unpacked_s),
+        "came": one.came,
+        "corrected": math.nan if one.corrected is None else one.corrected,
+        "lost": one.happened is not None,
+        "right": _right(one),
+        "response_bytes": one.response_bytes if one.tokens else math.nan,
+    }
+
+
+_COLUMNS = tuple(_figures_of(Story(0, 0, 0, 0, 0, 0.0)))

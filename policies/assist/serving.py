@@ -96,8 +96,11 @@ class Slots:
         assert self.held[instance] > 0, instance
         self.held[instance] -= 1
 
-    def _order(self) -> Sequence[int]:
+    def _order(self) -> Iterator[int]:
         instances = len(self.held)
         if self._serving.routing == "in-turn":
-            return [(self._next + n) % instances for n in range(instances)]
-        return sorted(range(instances), key=self.held.__getitem__)
+            yield from [(self._next + n) % instances for n in range(instances)]
+            return
+        # Most often the first one will do.
+        yield (least := self.held.index(min(self.held)))
+        yield from [n for n in sorted(range(instances), key=self.held.__getitem__) if n != least]

@@ -18,7 +18,7 @@ class LayerArithmetic:
     def __init__(self, model: ModelSpec) -> None:
         self.model = model
         weight_bytes = model.layer_bits / 8
-        self.layers = model.layers
+        self.layers, self.spans = model.layers, model.spans
         self.kv_heads = model.kv_heads
         self.layer_flop = 2 * model.active_parameters
         self._weight_bytes = weight_bytes

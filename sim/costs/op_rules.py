@@ -181,7 +181,7 @@ _OF_PROMPTS: dict[str, Feature] = {"context": "context_tokens", "tokens": lambda
 @priced(Prefill, passes=_all_layers, features=_OF_PROMPTS, compiled=True)
 def _prefill(a: Arithmetic, op: Prefill) -> list[Work]:
     _, dense = a.layer(op.batch, op.tokens, op.context_tokens)
-    attended = ((n, a.attend_prompt(op.batch, op.tokens, op.context_tokens, window)) for n, window in a.model.spans)
+    attended = ((n, a.attend_prompt(op.batch, op.tokens, op.context_tokens, window)) for n, window in a.spans)
     return [
         *((kernel, n * flop, n * n_bytes) for n, (kernel, flop, n_bytes) in attended),
         (dense[0], a.layers * dense[1], a.layers * dense[2]),
@@ -222,7 +222,7 @@ def _cluster(a: Arithmetic, op: Cluster) -> list[Work]:
     eager=lambda op: op.kernel.captured is False,
 )
 def _decode_step(a: Arithmetic, op: DecodeStep) -> list[Work]:
-    attended = ((n, a.attend(op.batch, seen(op.context_tokens, window), op.kernel)) for n, window in a.model.spans)
+    attended = ((n, a.attend(op.batch, seen(op.context_tokens, window), op.kernel)) for n, window in a.spans)
     return [
         *((kernel, n * flop, n * n_bytes) for n, works in attended for kernel, flop, n_bytes in works),
         ("gemv", a.layers * op.batch * a.layer_flop, a.layers * a.layer_bytes(op.batch)),

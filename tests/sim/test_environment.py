@@ -1,6 +1,6 @@
 """The environment of modelled worlds does what SimPy's does."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -60,3 +60,43 @@ def test_what_never_happens_is_said(env: simpy.Environment) -> None:
     assert env.now == 1
     fired = env.event().succeed("there")
     assert env.run(until=fired) == env.run(until=fired) == "there"
+
+
+def in_turn(env: simpy.Environment, until: Callable[[simpy.Environment], Any]) -> list[str]:
+    """In which order things happen that are due together: scheduled ahead, at once, urgent, and behind one another."""
+    said: list[str] = []
+
+    def say(what: str, delay: float = 0, *then: Callable[[], None]) -> None:
+        timeout = env.timeout(delay)
+        timeout.callbacks.append(lambda _: said.append(what))
+        timeout.callbacks += [lambda _, one=one: one() for one in then]
+
+    def process() -> Generator[simpy.Event, Any, None]:
+        said.append("process begins")
+        yield env.timeout(0)
+        said.append("process ends")
+
+    say("first", 1, lambda: say("at once"), lambda: env.process(process()), lambda: say("at once, later"))
+    say("second", 1, lambda: say("behind", 1))
+    say("third", 1)
+    end = until(env)
+    env.run(until=end)
+    return said
+
+
+@pytest.mark.parametrize("until", [lambda env: env.timeout(5), lambda env: 5])
+def test_what_is_due_at_once_stands_in_line(until: Callable[[simpy.Environment], Any]) -> None:
+    """Behind what was due at the same time before, and behind what is urgent; whether SimPy's steps do it or not."""
+    found = in_turn(Environment(), until)
+    assert found == in_turn(simpy.Environment(), until)
+    assert found == [
+        "first", "process begins", "second", "third", "at once", "at once, later", "process ends", "behind",
+    ]  # fmt: skip
+
+
+def test_the_next_time_is_known() -> None:
+    env = Environment()
+    env.timeout(2)
+    assert env.peek() == 2
+    env.event().succeed()
+    assert env.peek() == 0

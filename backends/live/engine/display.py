@@ -28,7 +28,7 @@ class LiveDisplay:
             self._showing = True
             self._env.process(self._show())
 
-    def show_all(self, ready_s: Sequence[float]) -> None:
+    def show_all(self, ready_s: Sequence[float] | np.ndarray) -> None:
         for time_s in ready_s:
             self.show(time_s, time_s)
 
