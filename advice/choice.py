@@ -11,11 +11,12 @@ from kvferry.advice.trial import Trial
 _LOSS = {"none": "", "coarser": ", coarser KV", "part": ", attends to a part of the tokens"}
 
 
-def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
-    """Returns what was chosen, with what is as good."""
+def chosen(question: Question, ranked: Sequence[Trial], few: str = "") -> Statement:
+    """Returns what was chosen, with what is as good. `few`: over how many turns it was judged, "": over all."""
     best, metric = ranked[0], question.use.spec.best
     figures = [_figure(key, best) for key in FIGURES if key in best.figures]
-    lines = [best.composition.name + _LOSS[best.composition.loss], "; ".join(figures)]
+    name = best.composition.name + _LOSS[best.composition.loss]
+    lines = [f"{name}: {few}" if few else name, "; ".join(figures)]
     equal = [
         one.composition
         for one in ranked[1:]
@@ -25,10 +26,10 @@ def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
     parts = list(dict.fromkeys(", ".join(_changed(best, one)) for one in equal))
     if parts:
         lines.append(f"as good here: {'; '.join(parts[:6])}{' ...' if len(parts) > 6 else ''}")
-    kept = ", ".join(f"--{one.spelled}" for one in question.limits)
+    kept = [f"--{one.spelled}" for one in question.limits]
     if kept:
-        lines.append(f"it keeps {kept}")
-    return Statement("b", "best", tuple(lines), {"as_good": parts})
+        lines.append(f"it keeps {', '.join(kept)}{f': {few}' if few else ''}")
+    return Statement("b", "best", tuple(lines), {"as_good": parts, "kept": kept, "kept_over_all_turns": not few})
 
 
 def _figure(key: str, best: Trial) -> str:

@@ -1,11 +1,12 @@
 """What fits: the longest context on the device; and where nothing fits, the least that a limit would have to allow,
 and which model would."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log10
 from typing import Any
 
+from kvferry.advice.answer import Statement, not_over_all
 from kvferry.advice.composition import Composition
 from kvferry.advice.question import Limit, Question
 from kvferry.advice.trial import Trial, tried
@@ -23,8 +24,23 @@ from kvferry.specs.weight_format import WEIGHT_FORMATS
 # Contexts are looked for up to this many tokens, to the next 1Ki or 3 %.
 MOST_TOKENS, _STEP_TOKENS, _CLOSE = 2**20, 1024, 0.03
 # One turn, of which hardly anything is decoded: memory alone is asked for.
-_ONE_TURN = {"workload.turns": 1, "workload.decoded": 2, "workload.spread": 0.0, "workload.in_cloud": "nothing"}
+_QUESTION_TOKENS, _ANSWER_TOKENS = 64, 2
+_ONE_TURN = {
+    "workload.turns": 1,
+    "workload.contexts": 1,
+    "workload.decoded": 2,
+    "workload.output": _ANSWER_TOKENS,
+    "workload.spread": 0.0,
+    "workload.question_spread": None,
+    "workload.output_spread": None,
+    "workload.beginning": 0,
+    "workload.question": _QUESTION_TOKENS,
+    "workload.in_cloud": "nothing",
+    "workload.trace": None,
+}
 _MOST_NAMED = 3
+# Of an answer over few turns, the compositions of which it is asked whether they hold the longest turn.
+_MOST_HELD = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +48,8 @@ class Fit:
     """``context``: the longest that fits, at least so many tokens where ``is_least``; 0: it is not asked for, as of a
     device that is helped. ``peak_bytes`` of ``memory_bytes`` are taken by the use's own contexts. ``in_memory``: the
     longest context with all KV in the processor's memory, where the choice has it elsewhere; else None. ``trained``:
-    the longest that the model was trained for; None: it is not known, and the others are by memory alone."""
+    the longest that the model was trained for; None: it is not known, and the others are by memory alone.
+    ``longest_turn``: tokens of the use's longest turn; ``few``: over how many turns it was judged, "": over all."""
 
     context: int
     is_least: bool
@@ -40,39 +57,76 @@ class Fit:
     peak_bytes: float
     in_memory: int | None = None
     trained: int | None = None
+    longest_turn: int = 0
+    few: str = ""
 
     @property
     def longest(self) -> int:
         """The longest context that memory and the model allow."""
         return self.context if self.trained is None else min(self.context, self.trained)
 
-    def lacks(self, longest: int) -> list[str]:
-        """Says that turns of a use do not fit: where an answer is of its first turns alone."""
-        if not self.context or self.is_least or longest <= self.context:
-            return []
-        return [f"the longest turn of this use has {human.count(longest)} tokens and does not fit: refine the answer"]
+    @property
+    def too_long(self) -> bool:
+        """Whether the longest turn of the use is longer than what fits, so that an answer is of its first turns
+        alone."""
+        return bool(self.context) and not self.is_least and self.longest_turn > self.context
+
+    def statement(self) -> Statement:
+        """Says whether it fits, and the longest context."""
+        facts = {
+            "context": self.longest,
+            "is_least": self.is_least,
+            "memory_bytes": self.memory_bytes,
+            "longest_turn": self.longest_turn,
+            "fits_over_all_turns": None if self.few and not self.too_long else not self.too_long,
+        }
+        turn = f"the longest turn of this use has {human.count(self.longest_turn)} tokens"
+        lines = [str(self)]
+        if self.too_long:
+            lines.append(turn)
+        elif self.trained is not None and self.longest_turn > self.trained:
+            lines.append(f"{turn}, more than the model was trained for")
+        return Statement("a", "fits", tuple(lines), facts)
 
     def __str__(self) -> str:
         room = f"{human.size(self.peak_bytes)} of {human.size(self.memory_bytes)}"
+        fits = f"it fits: {room}" if not self.few else f"{room}, {self.few}"
+        fits = f"it does not fit over all turns: {room}, {self.few}" if self.too_long and self.few else fits
         if not self.context:
-            return f"it fits: {room}"
+            return fits
         if self.trained is not None and self.trained <= self.context:
             trained = f"{human.count(self.trained)} tokens, which the model was trained for"
-            return f"it fits: {room}; the longest context is {trained}"
+            return f"{fits}; the longest context is {trained}"
         reach = f"{'more than ' if self.is_least else ''}{human.count(self.context)} tokens"
         reach += " by memory alone" if self.trained is None else ""
         beside = f" ({human.count(self.in_memory) if self.in_memory else 'none'} with KV in memory)"
         beside = beside if self.in_memory is not None else ""
-        return f"it fits: {room}; the longest context is {reach}{beside}"
+        return f"{fits}; the longest context is {reach}{beside}"
+
+
+def holds(question: Question, one: Composition, tokens: int) -> bool:
+    """Whether a composition holds a context of so many tokens, those of the question and the answer among them, beside
+    the model."""
+    context = max(0, tokens - _QUESTION_TOKENS - _ANSWER_TOKENS)
+    return tried(question, replace(one, load="local-prefill"), {**_ONE_TURN, "workload.context": context}).is_done
+
+
+def holding_longest(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
+    """Returns trials over few turns without the first ones that do not hold the use's longest turn; nothing where none
+    of the first few does."""
+    longest = question.turns.longest.prompt + question.turns.longest.output
+    for n, one in enumerate(ranked[:_MOST_HELD]):
+        if one.composition.helped is not None or holds(question, one.composition, longest):
+            return list(ranked[n:])
+    return []
 
 
 def longest_context(question: Question, one: Composition) -> tuple[int, bool]:
     """Returns the longest context, in tokens, that a composition holds beside the model, and whether it is only known
     that no less would."""
-    from_nothing = replace(one, load="local-prefill")
 
     def fits(tokens: int) -> bool:
-        return tried(question, from_nothing, {**_ONE_TURN, "workload.context": tokens}).is_done
+        return holds(question, one, tokens)
 
     if not fits(_STEP_TOKENS):
         return 0, False
@@ -93,17 +147,21 @@ def _between(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def fit_of(question: Question, best: Trial) -> Fit:
-    """Returns how long a context may be for the composition of a trial."""
+def fit_of(question: Question, best: Trial, judged: tuple[int, int] = (0, 0)) -> Fit:
+    """Returns how long a context may be for the composition of a trial. `judged`: over how many turns of how many."""
     assert best.scenario is not None
     granted = best.scenario.budget.memory_bytes or best.scenario.device.memory.free_bytes
     one, peak_bytes = best.composition, best.figures["memory_peak_bytes"]
+    few, turn = not_over_all(judged), question.turns.longest.prompt + question.turns.longest.output
     if one.helped is not None:
         return Fit(0, True, granted, peak_bytes)
     trained = trained_context(str(question.described["model"]))
     in_memory = Composition(kv_bits=one.kv_bits, prefill_chunk=one.prefill_chunk)
     beside = None if one.away is None else longest_context(question, in_memory)[0]
-    return Fit(*longest_context(question, one), granted, peak_bytes, beside, trained)
+    context, is_least = longest_context(question, one)
+    # It ran; steps between contexts are wider.
+    context = context if few else max(context, turn)
+    return Fit(context, is_least, granted, peak_bytes, beside, trained, turn, few)
 
 
 # --- nothing keeps all limits --------------------------------------------------------------------------------------

@@ -56,6 +56,12 @@ def _copies(scenario: Scenario, times: float) -> Scenario:
     return scenario.model_copy(update={"device": scenario.device.model_copy(update={"memory": changed})})
 
 
+COPIES = Number(
+    "the copies between memories",
+    _copies,
+    "nvbandwidth -t host_to_device_memcpy_ce",
+    "kvferry advise ... --set device.memory.copy_bytes_per_s='N GB/s'",
+)
 NUMBERS = (
     Number(
         "the rate of decoding",
@@ -78,12 +84,7 @@ NUMBERS = (
         file="fio.json",
     ),
     Number("the link", _link, "iperf3 -c SERVER -R -t 60 -J > iperf3.json", file="iperf3.json"),
-    Number(
-        "the copies between memories",
-        _copies,
-        "nvbandwidth -t host_to_device_memcpy_ce",
-        "kvferry advise ... --set device.memory.copy_bytes_per_s='N GB/s'",
-    ),
+    COPIES,
 )
 
 

@@ -46,9 +46,20 @@ class Search:
         return self.whole if self._refined or self.whole.ranked() else self.few
 
     @property
+    def ranked(self) -> list[Trial]:
+        """Trials that keep the limits, best first; over few turns without those that failed over all of them."""
+        return [one for one in self.trials.ranked() if not self.is_coarse or one.composition not in self.whole]
+
+    @property
     def is_coarse(self) -> bool:
         """Whether trials are over few turns of more."""
         return self.trials is not self.whole
+
+    def judged_turns(self, one: Trial) -> tuple[int, int]:
+        """Returns over how many turns a trial ran that is ranked, and how many the use has: helped devices answer
+        prompts of the turns' mean length, which are the same over few."""
+        turns = len(self.question.turns)
+        return _FEW_TURNS if self.is_coarse and one.composition.helped is None else turns, turns
 
     @property
     def tried(self) -> tuple[int, int]:
@@ -105,6 +116,16 @@ class Search:
             self._descend(ranked[0].composition, space.neighbours, "part")
         self._confirm()
         self._refined = bool(self.whole.all) and self.in_time
+
+    def judge(self, until_s: float) -> None:
+        """Where nothing tried over all turns keeps the limits yet, tries over them what does over few, the best first,
+        until one lasts: a choice is known to keep its limits over all turns. `until_s`: as of the search."""
+        for one in self.ranked if self.is_coarse else ():
+            if monotonic() >= until_s:
+                self.cut_short = True
+                return
+            if not self.whole.rank(self.whole.of(one.composition))[0]:
+                return
 
     def _confirm(self) -> None:
         """Tries over all turns what gives up more and was better over few, the best of each kind that keeps the
