@@ -242,11 +242,12 @@ def _none(search: Search, trials: Trials) -> InputError:
     """Why nothing tried answers the question, and whether more might have been tried."""
     if not trials.all:
         return InputError("limit: is over before one composition was run; as in 110")
-    error = why_none(search.question, trials.all, trials.settings)
     if not search.cut_short:
-        return error
-    of = f"{search.tried[0]} compositions of {human.count(search.question.space.number)}"
-    return InputError(f"{error}; {of} were run, and then the time was over")
+        return why_none(search.question, trials.all, trials.settings)
+    of = (
+        f"none of {search.tried[0]} compositions, of {human.count(search.question.space.number)}, that the time was for"
+    )
+    return why_none(search.question, trials.all, trials.settings, of)
 
 
 def compare(search: Search, until_s: float) -> None:

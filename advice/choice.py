@@ -28,7 +28,7 @@ def chosen(question: Question, ranked: Sequence[Trial], few: str = "") -> Statem
         lines.append(f"as good here: {'; '.join(parts[:6])}{' ...' if len(parts) > 6 else ''}")
     kept = [f"--{one.spelled}" for one in question.limits]
     if kept:
-        lines.append(f"it keeps {', '.join(kept)}{f': {few}' if few else ''}")
+        lines.append(f"{', '.join(kept)}: {few}" if few else f"it keeps {', '.join(kept)}")
     return Statement("b", "best", tuple(lines), {"as_good": parts, "kept": kept, "kept_over_all_turns": not few})
 
 

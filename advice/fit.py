@@ -39,8 +39,6 @@ _ONE_TURN = {
     "workload.trace": None,
 }
 _MOST_NAMED = 3
-# Of an answer over few turns, the compositions of which it is asked whether they hold the longest turn.
-_MOST_HELD = 8
 
 
 @dataclass(frozen=True)
@@ -80,28 +78,30 @@ class Fit:
             "longest_turn": self.longest_turn,
             "fits_over_all_turns": None if self.few and not self.too_long else not self.too_long,
         }
-        turn = f"the longest turn of this use has {human.count(self.longest_turn)} tokens"
         lines = [str(self)]
-        if self.too_long:
-            lines.append(turn)
-        elif self.trained is not None and self.longest_turn > self.trained:
+        if not self.too_long and self.longest_turn > self.longest and not self.is_least:
+            turn = f"the longest turn of this use has {human.count(self.longest_turn)} tokens"
             lines.append(f"{turn}, more than the model was trained for")
         return Statement("a", "fits", tuple(lines), facts)
 
     def __str__(self) -> str:
         room = f"{human.size(self.peak_bytes)} of {human.size(self.memory_bytes)}"
+        if self.too_long:
+            turn = f"it does not fit over all turns: the longest has {human.count(self.longest_turn)} tokens"
+            return f"{turn}; {self._reach}; {room} was {self.few.partition(',')[0]}"
         fits = f"it fits: {room}" if not self.few else f"{room}, {self.few}"
-        fits = f"it does not fit over all turns: {room}, {self.few}" if self.too_long and self.few else fits
-        if not self.context:
-            return fits
+        return f"{fits}; {self._reach}" if self.context else fits
+
+    @property
+    def _reach(self) -> str:
         if self.trained is not None and self.trained <= self.context:
             trained = f"{human.count(self.trained)} tokens, which the model was trained for"
-            return f"{fits}; the longest context is {trained}"
+            return f"the longest context is {trained}"
         reach = f"{'more than ' if self.is_least else ''}{human.count(self.context)} tokens"
         reach += " by memory alone" if self.trained is None else ""
         beside = f" ({human.count(self.in_memory) if self.in_memory else 'none'} with KV in memory)"
         beside = beside if self.in_memory is not None else ""
-        return f"{fits}; the longest context is {reach}{beside}"
+        return f"the longest context is {reach}{beside}"
 
 
 def holds(question: Question, one: Composition, tokens: int) -> bool:
@@ -113,10 +113,17 @@ def holds(question: Question, one: Composition, tokens: int) -> bool:
 
 def holding_longest(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
     """Returns trials over few turns without the first ones that do not hold the use's longest turn; nothing where none
-    of the first few does."""
+    does."""
     longest = question.turns.longest.prompt + question.turns.longest.output
-    for n, one in enumerate(ranked[:_MOST_HELD]):
-        if one.composition.helped is not None or holds(question, one.composition, longest):
+    known: dict[Composition, bool] = {}
+    for n, one in enumerate(ranked):
+        if one.composition.helped is not None:
+            return list(ranked[n:])
+        # What evicts and what loads makes no difference to one turn.
+        alike = replace(one.composition, load="local-prefill", evict="lru")
+        if alike not in known:
+            known[alike] = holds(question, alike, longest)
+        if known[alike]:
             return list(ranked[n:])
     return []
 
@@ -171,12 +178,14 @@ def why_none(
     question: Question,
     trials: list[Trial],
     settings: Callable[[Composition], Mapping[str, Any]] = lambda one: {},
+    of: str = "no composition",
 ) -> InputError:
     """Returns why no composition answers a question: what keeps each limit from being kept with the others, which one
-    to drop, and what the least is that is possible then. `settings`: those with which the trials were run."""
+    to drop, and what the least is that is possible then. `settings`: those with which the trials were run; `of`: what
+    was run, in words, where there was no time for more."""
     done = [one for one in trials if one.is_done]
     if not done:
-        return _does_not_fit(question, trials)
+        return _does_not_fit(question, trials, settings, of)
     possible = _with_more_memory(question, trials, settings)
     memory = [f"--memory {_granted(question)}"] if possible else []
     for limit in question.limits:
@@ -189,15 +198,15 @@ def why_none(
     limits = [f"--{one.spelled} {one.constraint.text.partition(' ')[2]}" for one in question.limits]
     asked = " and ".join([*memory, *limits])
     if len(question.limits) == 1 and possible and not memory:
-        return InputError(f"no composition keeps {asked}: {possible[0][2]}")
+        return InputError(f"{of} keeps {asked}: {possible[0][2]}")
     if possible:
         ways = "; or ".join(f"{drop}: {says}" for _, drop, says in sorted(possible))
-        return InputError(f"no composition keeps {asked} together; {ways}")
+        return InputError(f"{of} keeps {asked} together; {ways}")
     each = (min(done, key=lambda one: one.figures.get(of.constraint.metric, inf)) for of in question.limits)
     ways = "; ".join(
         f"--{one.spelled}: {_possible(one, best)}" for one, best in zip(question.limits, each, strict=True)
     )
-    return InputError(f"no composition keeps any of {asked}: drop them all; {ways}")
+    return InputError(f"{of} keeps any of {asked}: drop them all; {ways}")
 
 
 def _with_more_memory(
@@ -243,7 +252,9 @@ def _digits(figure: float, to: Callable[[float], int]) -> float:
     return to(figure / step) * step
 
 
-def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
+def _does_not_fit(
+    question: Question, trials: list[Trial], settings: Callable[[Composition], Mapping[str, Any]], of: str
+) -> InputError:
     """Nothing ran to its end."""
     refused = next((one.why for one in trials if one.outcome == "refused"), None)
     outcomes = {one.outcome for one in trials}
@@ -252,12 +263,13 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
     why = next(one.why for one in trials if one.outcome != "refused").rstrip("; ")
     if question.memory is not None:
         freely = question.without(None)
-        found = [tried(freely, one.composition) for one in trials if one.outcome == "out_of_memory"]
+        short = [one.composition for one in trials if one.outcome == "out_of_memory"]
+        found = [tried(freely, one, settings(one)) for one in short]
         done = [one for one in found if one.is_done]
         if done:
             least = min(done, key=lambda one: one.figures["memory_peak_bytes"])
             took = human.size(_to_be_granted(question, least))
-            said = f"memory: {_granted(question)} holds no composition; the least that is possible is {took}"
+            said = f"memory: {_granted(question)} holds {of}; the least that is possible is {took}"
             return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
     would = [*_smaller_formats(question), *_smaller_models(question), *_weights_elsewhere(question)]
     rest = f"; what would fit: {'; '.join(would)}" if would else "; no format and no bundled model would fit"

@@ -188,14 +188,21 @@ class Search:
         best = self.whole.of(begin)
         for _ in range(_MOST_ROUNDS):
             allowed = [one for one in near(best.composition) if one.gives_up_no_more_than(loss)]
-            # Where even the best so far does not fit, or keeps no limits, nothing is hopeless.
-            worth_it = partial(self._is_worth_it, best.composition)
-            hopeful = allowed if self.whole.rank(best)[0] else filter(worth_it, allowed)
+            # Where even the best so far does not fit, or keeps no limits, nothing is hopeless, and another way to
+            # decode is most likely to.
+            worth_it, unlike = partial(self._is_worth_it, best.composition), partial(self._unlike, best.composition)
+            hopeful = sorted(allowed, key=unlike) if self.whole.rank(best)[0] else filter(worth_it, allowed)
             found = self._each(self.whole, hopeful, loss, lambda: self.in_time and monotonic() < until_s)
             better = min([best, *found], key=lambda one: _within(self.whole, one))
             if better is best:
                 return
             best = better
+
+    def _unlike(self, best: Composition, one: Composition) -> tuple[bool, tuple[bool, float]]:
+        """The order in which compositions are tried where the best one so far will not do: first what decodes
+        otherwise, by what it came to over few turns."""
+        over_few = _within(self.few, self.few.of(one)) if one in self.few else (True, inf)
+        return (one.decode, one.away) == (best.decode, best.away), over_few
 
     def _each(
         self, trials: Trials, ones: Iterable[Composition], loss: Loss, goes_on: Callable[[], bool]
