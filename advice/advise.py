@@ -149,7 +149,7 @@ def answer(
     if not (ranked := search.ranked):
         raise _none(search, search.whole if search.whole.all else search.few)
     held: list[Trial] = []
-    if search.is_coarse and not work.interrupted:
+    if search.is_coarse:
         work.carry_out(lambda: held.extend(holding_longest(question, ranked)), "while its longest turn was tried")
     ranked = held or ranked
     counted: list[Trial] = []
@@ -274,11 +274,10 @@ class _Statements:
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
         self._question, self._ranked, self._trials = search.question, ranked, search.trials
         self._judged = search.judged_turns(ranked[0])
-        self._tried = {one.composition for one in (*search.few.all, *search.whole.all)}
-        # Leave out compositions that ran over few turns and failed over all of them.
-        failed = {one.composition for one in search.whole.all} - {one.composition for one in search.whole.ranked()}
-        few = [] if search.few is search.whole else search.few.ranked()
-        self._few = [one for one in few if one.composition not in failed]
+        self._tried = {one.composition for one in search.trials.all}
+        # Beside an answer over few turns all others are over few.
+        few = [] if search.is_coarse or search.few is search.whole else search.few.ranked()
+        self._few = [one for one in few if not search.has_failed(one)]
         self._goes_on = goes_on
         self.said: dict[str, Statement] = {}
 

@@ -58,30 +58,34 @@ def runners(
         f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(_costs(one, best, metric))}"
         for one in runners_up(ranked, metric)
     ]
-    lines = lines or [_no_other(question, ranked, tried)]
+    gives = giving_up(ranked, metric)
+    lines = lines or [_no_other(question, ranked, tried, bool(gives))]
     if not is_lossless(best):
         lines.append(_losing_nothing(lossless(ranked, metric), best, metric))
-    gives = giving_up(ranked, metric)
     lines += [_giving_up(one, best, metric) for one in gives]
     # The same run of the best composition first, which the others are better than.
     alike = [one for one in few if one.composition == best.composition]
+    own = shown(metric, alike[0].figures[metric]) if alike else ""
     for one in giving_up([*alike, *few], metric) if alike else ():
         if one.composition.loss not in [known.composition.loss for known in gives]:
-            lines.append(f"{_giving_up(one, alike[0], metric)}, over few turns")
+            lines.append(f"{_giving_up(one, alike[0], metric)}, over few turns, where the best has {own}")
     return Statement("c", "runners-up", tuple(lines))
 
 
-def _no_other(question: Question, ranked: Sequence[Trial], tried: Collection[Composition]) -> str:
-    """Says why there is no runner-up, by what was tried."""
+def _no_other(question: Question, ranked: Sequence[Trial], tried: Collection[Composition], better: bool) -> str:
+    """Says why there is no runner-up, by what was tried over as many turns as the best. `better`: what gives up more
+    is."""
     others = len(set(tried) - {ranked[0].composition})
     if len(ranked) > 1:
-        return "what else was tried is as good, or gives up more and is no better"
+        return f"what else was tried is as good, or gives up more{'' if better else ' and is no better'}"
     if not others:
         return "no other composition was tried"
-    kept = "keeps the limits" if question.limits or question.memory else "runs here"
+    keeps = ("keep", "the limits") if question.limits or question.memory else ("run", "here")
     if set(question.space.everything()) <= set(tried):
-        return f"no other composition {kept}"
-    return f"none of the {others} others that were tried {kept}"
+        return f"no other composition {keeps[0]}s {keeps[1]}"
+    if others == 1:
+        return f"the only other one that was tried does not {' '.join(keeps)}"
+    return f"none of the {others} others that were tried {keeps[0]}s {keeps[1]}"
 
 
 def _losing_nothing(exact: Trial | None, best: Trial, metric: str) -> str:

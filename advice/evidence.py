@@ -42,7 +42,9 @@ class Evidence:
     left_out: Sequence[str] = ()
 
     def statement(self, best: Trial) -> Statement:
-        lines = ["; ".join([*self._with_intervals(best), *self._without(best)]), self.said]
+        without = list(self._without(best, "no interval" if self.intervals else "they rest on numbers"))
+        lines = ["; ".join([*self._with_intervals(best), *without]), self.said]
+        lines = lines if self.intervals else [f"{self.said}; {''.join(without)}"]
         if self.intervals and self.left_out:
             lines.append(f"not in these intervals: {', '.join(self.left_out)}")
         facts = {
@@ -61,14 +63,14 @@ class Evidence:
                 # Of two rates the unit stands once.
                 yield f"{FIGURES[key]} {low.removesuffix(' tokens/s')} to {high} ({self.marks[key]})"
 
-    def _without(self, best: Trial) -> Iterator[str]:
+    def _without(self, best: Trial, head: str) -> Iterator[str]:
         by_mark: dict[str, list[str]] = {}
         for key in FIGURES:
             if key in best.figures and key not in self.intervals and key != "ttft_p95_s":
                 by_mark.setdefault(self.marks[key], []).append(FIGURES[key])
         if by_mark:
             said = (f"{', '.join(of)} ({mark})" for mark, of in by_mark.items())
-            yield f"no interval: {', '.join(said)}"
+            yield f"{head}: {', '.join(said)}"
 
 
 def evidence_of(best: Trial, sureness: Sureness | None) -> Evidence:

@@ -242,8 +242,10 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     if first.overtaken:
         lines += first.overtaken
     else:
-        others = f", with each other number{' tried' if late else ''} so far off, too" if len(found) > 1 else ""
-        lines[0] += f"; the choice stays as it is{others}"
+        others = (
+            f", as it does where each other number{' tried' if late else ''} is so far off" if len(found) > 1 else ""
+        )
+        lines[0] += f"; the choice stays the same{others}"
     profile = _command(question, first.number, device)
     lines.append(" && ".join(filter(None, (_measure(question, first.number), profile))))
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]

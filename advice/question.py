@@ -269,7 +269,7 @@ def _named(argument: str, read: Any) -> Any:
     try:
         return read()
     except InputError as error:
-        raise InputError(f"{argument}: {error}") from None
+        raise InputError("\n".join(f"{argument}: {line}" for line in str(error).split("\n"))) from None
 
 
 def _number(argument: str, value: str | float, read: Any) -> float:

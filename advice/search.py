@@ -6,6 +6,7 @@ in memory, leaner ones are tried in its place. Runs say what is better.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic, process_time
@@ -47,8 +48,21 @@ class Search:
 
     @property
     def ranked(self) -> list[Trial]:
-        """Trials that keep the limits, best first; over few turns without those that failed over all of them."""
-        return [one for one in self.trials.ranked() if not self.is_coarse or one.composition not in self.whole]
+        """Trials that keep the limits, best first; over few turns without those that are known to fail over all, where
+        there are others."""
+        if not self.is_coarse:
+            return self.trials.ranked()
+        left = [one for one in self.few.ranked() if one.composition not in self.whole]
+        return [one for one in left if not self.has_failed(one)] or left
+
+    def has_failed(self, few: Trial) -> bool:
+        """Whether what ran over few turns fails over all of them: itself, or, whatever keeps its KV between turns, all
+        that decode as it does, as memory did not hold them."""
+        alike = [one for one in self.whole.all if _as_one_turn(one) == _as_one_turn(few)]
+        for one in alike:
+            if one.composition == few.composition:
+                return bool(self.whole.rank(one)[0])
+        return bool(alike) and all(one.outcome == "out_of_memory" for one in alike)
 
     @property
     def is_coarse(self) -> bool:
@@ -236,3 +250,9 @@ def _within(trials: Trials, one: Trial) -> tuple[bool, float]:
     """The rank of a trial where what is given up does not count."""
     not_kept, _, figure = trials.rank(one)
     return not_kept, figure
+
+
+def _as_one_turn(one: Trial) -> Composition:
+    """The composition with the usual value of each part that makes no difference to the memory of one turn."""
+    usual = Composition()
+    return replace(one.composition, load=usual.load, keep=usual.keep, evict=usual.evict)
