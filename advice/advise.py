@@ -168,7 +168,7 @@ def answer(
         statements=statements.all,
         tried=search.tried,
         coarse=search.is_coarse,
-        judged_turns=search.judged_turns(ranked[0]),
+        judged_turns=search.judged_turns,
         cut_short=search.cut_short,
         interrupted=work.interrupted,
         ended_by=work.ended_by,
@@ -242,12 +242,14 @@ def _none(search: Search, trials: Trials) -> InputError:
     """Why nothing tried answers the question, and whether more might have been tried."""
     if not trials.all:
         return InputError("limit: is over before one composition was run; as in 110")
-    if not search.cut_short:
+    tried, space = len(trials.all), human.count(search.question.space.number)
+    turns, of = (search.judged_turns[1] if trials is search.whole else search.judged_turns[0]), search.judged_turns[1]
+    if turns == of and not search.cut_short:
         return why_none(search.question, trials.all, trials.settings)
-    of = (
-        f"none of {search.tried[0]} compositions, of {human.count(search.question.space.number)}, that the time was for"
-    )
-    return why_none(search.question, trials.all, trials.settings, of)
+    few = "" if turns == of else f", over {turns} of {of} turns"
+    late = "; there was no time for more" if search.cut_short else ""
+    said = f"none of the {tried} compositions that were run (of {space}{few}{late})"
+    return why_none(search.question, trials.all, trials.settings, said)
 
 
 def compare(search: Search, until_s: float) -> None:
@@ -273,7 +275,7 @@ class _Statements:
 
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
         self._question, self._ranked, self._trials = search.question, ranked, search.trials
-        self._judged = search.judged_turns(ranked[0])
+        self._judged = search.judged_turns
         self._tried = {one.composition for one in search.trials.all}
         # Beside an answer over few turns all others are over few.
         few = [] if search.is_coarse or search.few is search.whole else search.few.ranked()

@@ -42,7 +42,7 @@ class Evidence:
     left_out: Sequence[str] = ()
 
     def statement(self, best: Trial) -> Statement:
-        without = list(self._without(best, "no interval" if self.intervals else "they rest on numbers"))
+        without = list(self._without(best, "no interval" if self.intervals else "where figures come from"))
         lines = ["; ".join([*self._with_intervals(best), *without]), self.said]
         lines = lines if self.intervals else [f"{self.said}; {''.join(without)}"]
         if self.intervals and self.left_out:

@@ -122,7 +122,12 @@ class Question:
 
     def _spoken(self, error: InputError) -> InputError:
         """The error by names of arguments: what is described was put together here, and has no file."""
-        arguments = {"link.trace": "link", "link.rate": "link", "precision.weights": "weights"}
+        arguments = {
+            "link.trace": "link",
+            "link.rate": "link",
+            "precision.weights": "weights",
+            "budget.memory": "memory",
+        }
         if not isinstance(self.described["device"], str):
             arguments["device.storage"] = "storage"
         lines = str(error).replace("(mapping): ", "").replace("--set device.storage=", "--storage ").split("\n")

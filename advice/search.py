@@ -69,11 +69,11 @@ class Search:
         """Whether trials are over few turns of more."""
         return self.trials is not self.whole
 
-    def judged_turns(self, one: Trial) -> tuple[int, int]:
-        """Returns over how many turns a trial ran that is ranked, and how many the use has: helped devices answer
-        prompts of the turns' mean length, which are the same over few."""
+    @property
+    def judged_turns(self) -> tuple[int, int]:
+        """Returns over how many turns the choice is judged, beside others, and how many the use has."""
         turns = len(self.question.turns)
-        return _FEW_TURNS if self.is_coarse and one.composition.helped is None else turns, turns
+        return _FEW_TURNS if self.is_coarse else turns, turns
 
     @property
     def tried(self) -> tuple[int, int]:

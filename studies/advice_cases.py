@@ -22,6 +22,8 @@ from kvferry.advice.screen import lines_of
 # What is shown of the first answer and of others, by letter, and how many lines of each at most.
 FIRST = {"a": 1, "b": 2, "c": 1, "d": 1, "e": 1, "f": 2, "g": 1, "i": 2}
 OTHERS = {"b": 2, "c": 0, "i": 2}
+# Lines that are shown wherever they stand.
+_ALWAYS = ("giving up more", "losing nothing", "not in these intervals")
 _WIDTH = 118
 _BLOCK = re.compile(r"```console\n(\$ kvferry advise [^\n]*)\n.*?```", re.DOTALL)
 
@@ -45,7 +47,7 @@ def shown(found: Answer, most_lines: Mapping[str, int]) -> str:
     for one in found.statements:
         if one.key in most_lines:
             first, others = one.lines[: most_lines[one.key]], one.lines[most_lines[one.key] :]
-            gives = [line for line in others if line.startswith(("giving up more", "losing nothing"))]
+            gives = [line for line in others if line.startswith(_ALWAYS)]
             lines += lines_of(one.title, [*first, *gives], _WIDTH)
     return "\n".join(lines)
 
