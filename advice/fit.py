@@ -277,12 +277,14 @@ def _does_not_fit(
 
 
 def _fits(question: Question, **changed: object) -> bool:
-    """Whether one turn runs with another model or format."""
+    """Whether one turn as long as the use's longest runs with another model or format, its KV in memory."""
+    longest = question.turns.longest.prompt + question.turns.longest.output
+    context = max(0, longest - _QUESTION_TOKENS - _ANSWER_TOKENS)
     described = {**question.described, **changed}
     try:
         budget = [f"budget.memory={question.memory}"] if question.memory else []
         scenario = load(described, [*budget, *question.plain_settings])
-        scenario = load(scenario, {**_ONE_TURN, "workload.context": min(1024, scenario.session.workload.context)})
+        scenario = load(scenario, {**_ONE_TURN, "workload.context": context})
         return run_whole(scenario).outcome == "done"
     except InputError:
         return False
@@ -297,11 +299,12 @@ def _smaller_formats(question: Question) -> list[str]:
 
 def _smaller_models(question: Question) -> list[str]:
     sizes = sorted(((load_model(name).parameters, name) for name in names("model")), reverse=True)
+    own = load_model(str(question.described["model"])).parameters
     found: list[str] = []
     for parameters, name in sizes:
         if len(found) == _MOST_NAMED:
             break
-        if parameters > 1e8 and _fits(question, model=name):
+        if 1e8 < parameters < own and _fits(question, model=name):
             found.append(f"{name} ({parameters / 1e9:.2g} B parameters)")
     return [f"smaller models, such as {', '.join(found)}"] if found else []
 

@@ -6,6 +6,8 @@ import pytest
 
 import kvferry
 from kvferry.advice.composition import Composition, coarse_loads
+from kvferry.advice.fit import _smaller_models
+from kvferry.advice.question import question_of
 from kvferry.advice.screen import screen
 from kvferry.specs.errors import InputError
 
@@ -56,6 +58,15 @@ def test_time_that_suffices_for_nothing_is_said() -> None:
 def test_a_model_that_fits_nowhere_is_answered_with_what_would_fit() -> None:
     with pytest.raises(InputError, match="fits nowhere on rtx-4060.*what would fit: .*qwen3-8b"):
         kvferry.advise("rtx-4060", "qwen3-32b", refine=False)
+
+
+def test_what_would_fit_holds_the_longest_turn_and_is_smaller() -> None:
+    """Gemma 3 12B lies in a tablet's memory, and the KV of an agent's turns does not: it would not do, nor would a
+    larger model."""
+    question = question_of(device="kirin-tablet", model="gemma-3-12b", use="agent", storage="ufs-3.1")
+    (smaller,) = _smaller_models(question)
+    assert smaller.startswith("smaller models, such as ") and "12b" not in smaller and "phi-4 " not in smaller
+    assert _smaller_models(question_of(device="kirin-tablet", model="llama-3.2-1b")) != [smaller]
 
 
 def test_a_budget_that_holds_no_composition_is_answered_with_the_least_that_would() -> None:
