@@ -5,7 +5,7 @@ holds in its place, and where there is none, the engine's usual one if it does n
 user says himself, in a file of his own or with ``--set``, holds in any case.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvferry.scenarios.library import BUNDLED
 from kvferry.specs.node import Node, node_of
@@ -16,14 +16,16 @@ _KEYS = ("weights", "weight_bits", "embedding_bits")
 _USUAL = ("q4_k_m", "mlx-4bit", "awq", "mlc-4bit", "xnnpack-4bit")
 
 
-def own_weights(model: Node) -> str | None:
+def own_weights(model: Node, scenario: Collection[str] = ()) -> str | None:
     """Returns what a model's own file says of how its weights are stored; None: it says nothing, or is bundled, as
-    people run such a model in many formats, and a folder that is not quantised in others than its own."""
+    people run such a model in many formats, and a folder that is not quantised in others than its own. `scenario`:
+    sources in which the model is described beside the precision, and has no file of its own."""
     if model.child("stored") is not None:
         stored = model.find(("stored", "format"))
         return None if stored is None or stored.value is None else str(stored.value)
     said = (model.child(key) for key in ("weights", "weight_bits"))
-    own = next((one.value for one in said if one is not None and one.value is not None and not _is_bundled(one)), None)
+    files = (one for one in said if one is not None and not _is_bundled(one) and one.place.source not in scenario)
+    own = next((one.value for one in files if one.value is not None), None)
     return f"{own:g} bits" if isinstance(own, int | float) else own
 
 
@@ -42,7 +44,8 @@ def with_weights_of_file(tree: Node) -> Node:
     defaults = [key for key, node in said.items() if _is_bundled(node)]
     scenarios_own = ", ".join(str(node.value) if key == "weights" else key for key, node in said.items())
     model = tree.child("model")
-    if model is not None and (own := own_weights(model)) is not None:
+    beside = {node.place.source for node in said.values()}
+    if model is not None and (own := own_weights(model, beside)) is not None:
         if len(defaults) < len(said):
             return _noted(tree, f"{scenarios_own}{IN_PLACE_OF}the model's own ({own})")
         for key in defaults:
