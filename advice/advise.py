@@ -8,15 +8,14 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from time import monotonic, process_time
-from typing import Any
 
-from kvferry.advice.answer import Answer, Statement, runners_up
+from kvferry.advice.answer import Answer, Statement, not_over_all, runners_up
 from kvferry.advice.bound import bound_of
 from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
 from kvferry.advice.counterparts import counterparts
-from kvferry.advice.evidence import evidence_of
-from kvferry.advice.fit import fit_of, why_none
+from kvferry.advice.evidence import evidence_of, left_out
+from kvferry.advice.fit import fit_of, holding_longest, why_none
 from kvferry.advice.folder import write_answer, write_scenario, write_study
 from kvferry.advice.measure import next_measurement, sensitivities
 from kvferry.advice.quality import quality
@@ -30,11 +29,13 @@ from kvferry.api.intervals import sureness_of
 from kvferry.api.repeats import unwatched
 from kvferry.pipelines.plugins import naming_plugins
 from kvferry.pipelines.run import run_scenario
+from kvferry.specs import human
 from kvferry.specs.errors import InputError, Terminated
 from kvferry.system import signals
 
-# All of it takes no longer; of this, the search, and with it what it is compared with, and what is said of its results.
-LIMIT_S, _SEARCH_SHARE, _COMPARED_SHARE, _EXPLAINED_SHARE = 110.0, 0.4, 0.5, 0.6
+# All of it takes no longer; of this, the search, and with it the judging of its choice over all turns, what that is
+# compared with, and what is said of its results.
+LIMIT_S, _SEARCH_SHARE, _JUDGED_SHARE, _COMPARED_SHARE, _EXPLAINED_SHARE = 110.0, 0.4, 0.6, 0.5, 0.6
 # Processor time of drawing five pictures and of writing the page, with matplotlib's import; assumed. At most this share
 # of all time is kept for it.
 _WRITTEN_S, _MOST_RESERVED = 5.0, 0.3
@@ -141,11 +142,16 @@ def answer(
 
     if not work.interrupted:
         work.carry_out(refined, "while it was refined")
+    if refine and not work.interrupted:
+        work.carry_out(lambda: search.judge(began_s + _JUDGED_SHARE * limit), "while it was judged over all turns")
     if not work.interrupted:
         work.carry_out(lambda: compare(search, began_s + _COMPARED_SHARE * limit), "while it was compared")
-    ranked = search.trials.ranked()
-    if not ranked:
-        raise _none(search, search.trials)
+    if not (ranked := search.ranked):
+        raise _none(search, search.whole if search.whole.all else search.few)
+    held: list[Trial] = []
+    if search.is_coarse:
+        work.carry_out(lambda: held.extend(holding_longest(question, ranked)), "while its longest turn was tried")
+    ranked = held or ranked
     counted: list[Trial] = []
     if not work.interrupted:
         work.carry_out(lambda: counted.extend(_with_energy(search.trials, ranked)), "while its energy was counted")
@@ -162,6 +168,7 @@ def answer(
         statements=statements.all,
         tried=search.tried,
         coarse=search.is_coarse,
+        judged_turns=search.judged_turns,
         cut_short=search.cut_short,
         interrupted=work.interrupted,
         ended_by=work.ended_by,
@@ -235,16 +242,20 @@ def _none(search: Search, trials: Trials) -> InputError:
     """Why nothing tried answers the question, and whether more might have been tried."""
     if not trials.all:
         return InputError("limit: is over before one composition was run; as in 110")
-    error = why_none(search.question, trials.all, trials.settings)
-    if not search.cut_short:
-        return error
-    return InputError(f"{error}; {search.tried[0]} compositions were run, and then the time was over")
+    tried, space = len(trials.all), human.count(search.question.space.number)
+    turns, of = (search.judged_turns[1] if trials is search.whole else search.judged_turns[0]), search.judged_turns[1]
+    if turns == of and not search.cut_short:
+        return why_none(search.question, trials.all, trials.settings)
+    few = "" if turns == of else f", over {turns} of {of} turns"
+    late = "; there was no time for more" if search.cut_short else ""
+    said = f"none of the {tried} compositions that were run (of {space}{few}{late})"
+    return why_none(search.question, trials.all, trials.settings, said)
 
 
 def compare(search: Search, until_s: float) -> None:
     """Runs what the best composition is judged beside. Raises KeyboardInterrupt."""
     trials = search.trials
-    for best in trials.ranked()[:1]:
+    for best in search.ranked[:1]:
         for one in counterparts(search.question.space, best.composition):
             if monotonic() < until_s:
                 trials.of(one)
@@ -264,26 +275,24 @@ class _Statements:
 
     def __init__(self, search: Search, ranked: Sequence[Trial], goes_on: Callable[[], bool]) -> None:
         self._question, self._ranked, self._trials = search.question, ranked, search.trials
-        self._is_coarse = search.is_coarse
-        self._tried = {one.composition for one in (*search.few.all, *search.whole.all)}
-        # Leave out compositions that ran over few turns and failed over all of them.
-        failed = {one.composition for one in search.whole.all} - {one.composition for one in search.whole.ranked()}
-        few = [] if search.few is search.whole else search.few.ranked()
-        self._few = [one for one in few if one.composition not in failed]
+        self._judged = search.judged_turns
+        self._tried = {one.composition for one in search.trials.all}
+        # Beside an answer over few turns all others are over few.
+        few = [] if search.is_coarse or search.few is search.whole else search.few.ranked()
+        self._few = [one for one in few if not search.has_failed(one)]
         self._goes_on = goes_on
         self.said: dict[str, Statement] = {}
 
     def first(self) -> None:
         """Makes the statements that need no run, and then what needs hardly one."""
         question, ranked = self._question, self._ranked
-        self._say(chosen(question, ranked))
+        self._say(chosen(question, ranked, not_over_all(self._judged)))
         self._say(runners(question, ranked, self._few, self._tried))
-        self._say(today(question, list(ranked)))
-        fit = self.fit = fit_of(question, ranked[0])
-        facts: dict[str, Any] = {"context": fit.longest, "is_least": fit.is_least, "memory_bytes": fit.memory_bytes}
-        longest = question.turns.longest.prompt + question.turns.longest.output
-        lacks = fit.lacks(longest) if self._is_coarse else []
-        self._say(Statement("a", "fits", (str(fit), *lacks), facts))
+        self._say(today(question, ranked))
+        fit = self.fit = fit_of(question, ranked[0], self._judged)
+        self._say(fit.statement())
+        self._say(chosen(question, ranked, not_over_all(self._judged, fit.too_long)))
+        self._say(today(question, ranked, fit))
         self._say(not_worth(question, ranked, self._few, fit))
 
     def rest(self) -> None:
@@ -298,10 +307,13 @@ class _Statements:
             if run.interrupted:
                 raise KeyboardInterrupt
             sureness = sureness_of(ranked[0].scenario, run, unwatched)
-        self._say(evidence_of(ranked[0], sureness).statement(ranked[0]))
+        evidence = evidence_of(ranked[0], sureness)
+        self._say(replace(evidence, left_out=left_out(ranked[0], sureness)).statement(ranked[0]))
         factors = {} if sureness is None else sureness.evidence
         known = {f"the rate of {of}": factors[of]["factor"] for of in ("prefill", "decoding") if of in factors}
-        self._say(next_measurement(question, sensitivities(question, ranked, known, self._goes_on)))
+        found = sensitivities(question, ranked, known, self._goes_on)
+        self._say(replace(evidence, left_out=left_out(ranked[0], sureness, found)).statement(ranked[0]))
+        self._say(next_measurement(question, found))
 
     def _say(self, one: Statement) -> None:
         self.said[one.key] = one

@@ -39,8 +39,9 @@ class Statement:
 class Answer:
     """``best``: the trial that was chosen; ``ranked``: all that keep the limits, best first; ``statements``: what their
     results say; ``tried``: how many compositions were run, and how many over all turns; ``coarse``: over few turns
-    alone; ``cut_short``: of all that it might have run, more would have been tried with more time; ``interrupted``: by
-    Ctrl-C or SIGTERM; ``ended_by``: the signal's number, 0 for none."""
+    alone; ``judged_turns``: over how many the best was run, and how many the use has; ``cut_short``: of all that it
+    might have run, more would have been tried with more time; ``interrupted``: by Ctrl-C or SIGTERM; ``ended_by``: the
+    signal's number, 0 for none."""
 
     question: Question
     best: Trial
@@ -48,6 +49,7 @@ class Answer:
     statements: Sequence[Statement] = ()
     tried: tuple[int, int] = (0, 0)
     coarse: bool = False
+    judged_turns: tuple[int, int] = (0, 0)
     cut_short: bool = False
     interrupted: str | None = None
     ended_by: int = 0
@@ -89,6 +91,11 @@ class Answer:
             "tried": self.tried[0],
             "tried_over_all_turns": self.tried[1],
             "coarse": self.coarse,
+            "judged": {
+                "turns": self.judged_turns[0],
+                "turns_of_use": self.judged_turns[1],
+                "known_over_all": self.judged_turns[0] == self.judged_turns[1],
+            },
             "cut_short": self.cut_short,
             "interrupted": self.interrupted,
         }
@@ -119,6 +126,15 @@ def giving_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:
 
 def _gives_up(one: Trial, than: Trial) -> bool:
     return one.composition.given_up > than.composition.given_up
+
+
+def not_over_all(judged: tuple[int, int], too_long: bool = False) -> str:
+    """Says over how many turns of how many something was judged; "" where it was over all. `too_long`: it is known not
+    to hold the longest."""
+    turns, of = judged
+    if turns == of:
+        return ""
+    return f"judged over {turns} of {of} turns, {'the longest does not fit' if too_long else 'not known over all'}"
 
 
 def more(ratio: float) -> str:

@@ -7,7 +7,7 @@ alone has.
 
 from dataclasses import dataclass, replace
 
-from kvferry.advice.answer import EQUAL, FIGURES, Statement, more, shown
+from kvferry.advice.answer import AS_GOOD, EQUAL, FIGURES, Statement, more, shown
 from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.quality import over_link
 from kvferry.advice.question import Question
@@ -38,11 +38,16 @@ class Bound:
         encoded = over_link(best) if best.composition.loss == "none" else None
         given_up = "nothing" if encoded is None else f"no more than the best over the link ({encoded})"
         least = f"{FIGURES[self.metric]}: nothing on this device that gives up {given_up} has {side} than"
-        if gap < -EQUAL:
-            why = "with help" if best.composition.helped is not None else "as it gives up a part of the answer"
-            said = f"the best has {shown(self.metric, own)}, {why}"
+        if gap > EQUAL:
+            said = f"the best: {more(1 + gap)}"
+        elif best.composition.helped is not None and gap < -EQUAL:
+            said = f"the best has {shown(self.metric, own)}, with help"
+        elif best.composition.loss != "none" and gap < -EQUAL:
+            said = f"the best has {shown(self.metric, own)}, as it gives up a part of the answer"
+        elif gap < -AS_GOOD:
+            said = f"the best has {shown(self.metric, own)}: loads that share their time do better than each by itself"
         else:
-            said = "the best reaches it" if gap <= EQUAL else f"the best: {more(1 + gap)}"
+            said = "the best reaches it"
         return Statement(
             "e", "bound", (f"{least} {shown(self.metric, self.figure)}; {said}",), {"bound": self.figure, "gap": gap}
         )

@@ -11,11 +11,12 @@ from kvferry.advice.trial import Trial
 _LOSS = {"none": "", "coarser": ", coarser KV", "part": ", attends to a part of the tokens"}
 
 
-def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
-    """Returns what was chosen, with what is as good."""
+def chosen(question: Question, ranked: Sequence[Trial], few: str = "") -> Statement:
+    """Returns what was chosen, with what is as good. `few`: over how many turns it was judged, "": over all."""
     best, metric = ranked[0], question.use.spec.best
     figures = [_figure(key, best) for key in FIGURES if key in best.figures]
-    lines = [best.composition.name + _LOSS[best.composition.loss], "; ".join(figures)]
+    name = best.composition.name + _LOSS[best.composition.loss]
+    lines = [f"{name}: {few}" if few else name, "; ".join(figures)]
     equal = [
         one.composition
         for one in ranked[1:]
@@ -25,10 +26,10 @@ def chosen(question: Question, ranked: Sequence[Trial]) -> Statement:
     parts = list(dict.fromkeys(", ".join(_changed(best, one)) for one in equal))
     if parts:
         lines.append(f"as good here: {'; '.join(parts[:6])}{' ...' if len(parts) > 6 else ''}")
-    kept = ", ".join(f"--{one.spelled}" for one in question.limits)
+    kept = [f"--{one.spelled}" for one in question.limits]
     if kept:
-        lines.append(f"it keeps {kept}")
-    return Statement("b", "best", tuple(lines), {"as_good": parts})
+        lines.append(f"{', '.join(kept)}: {few}" if few else f"it keeps {', '.join(kept)}")
+    return Statement("b", "best", tuple(lines), {"as_good": parts, "kept": kept, "kept_over_all_turns": not few})
 
 
 def _figure(key: str, best: Trial) -> str:
@@ -57,30 +58,34 @@ def runners(
         f"{one.composition.name}{_LOSS[one.composition.loss]}: {', '.join(_costs(one, best, metric))}"
         for one in runners_up(ranked, metric)
     ]
-    lines = lines or [_no_other(question, ranked, tried)]
+    gives = giving_up(ranked, metric)
+    lines = lines or [_no_other(question, ranked, tried, bool(gives))]
     if not is_lossless(best):
         lines.append(_losing_nothing(lossless(ranked, metric), best, metric))
-    gives = giving_up(ranked, metric)
     lines += [_giving_up(one, best, metric) for one in gives]
     # The same run of the best composition first, which the others are better than.
     alike = [one for one in few if one.composition == best.composition]
+    own = shown(metric, alike[0].figures[metric]) if alike else ""
     for one in giving_up([*alike, *few], metric) if alike else ():
         if one.composition.loss not in [known.composition.loss for known in gives]:
-            lines.append(f"{_giving_up(one, alike[0], metric)}, over few turns")
+            lines.append(f"{_giving_up(one, alike[0], metric)}, over few turns, where the best has {own}")
     return Statement("c", "runners-up", tuple(lines))
 
 
-def _no_other(question: Question, ranked: Sequence[Trial], tried: Collection[Composition]) -> str:
-    """Says why there is no runner-up, by what was tried."""
+def _no_other(question: Question, ranked: Sequence[Trial], tried: Collection[Composition], better: bool) -> str:
+    """Says why there is no runner-up, by what was tried over as many turns as the best. `better`: what gives up more
+    is."""
     others = len(set(tried) - {ranked[0].composition})
     if len(ranked) > 1:
-        return "what else was tried is as good, or gives up more and is no better"
+        return f"what else was tried is as good, or gives up more{'' if better else ' and is no better'}"
     if not others:
         return "no other composition was tried"
-    kept = "keeps the limits" if question.limits or question.memory else "runs here"
+    keeps = ("keep", "the limits") if question.limits or question.memory else ("run", "here")
     if set(question.space.everything()) <= set(tried):
-        return f"no other composition {kept}"
-    return f"none of the {others} others that were tried {kept}"
+        return f"no other composition {keeps[0]}s {keeps[1]}"
+    if others == 1:
+        return f"the only other one that was tried does not {' '.join(keeps)}"
+    return f"none of the {others} others that were tried {keeps[0]}s {keeps[1]}"
 
 
 def _losing_nothing(exact: Trial | None, best: Trial, metric: str) -> str:

@@ -211,8 +211,9 @@ def space_of(
     """Returns what there is to choose from. `linked`: there is a link over which a cloud keeps KV; `helped`: a machine
     answers along; `longest`: tokens of the longest turn; `pinned`: parts that the user has chosen."""
     device, left_out = scenario.device, dict[str, str]()
-    places = ["storage"] if device.storage is not None else []
-    places += [] if device.memory.unified else ["host"]
+    # What is mostly faster comes first.
+    places = [] if device.memory.unified else ["host"]
+    places += ["storage"] if device.storage is not None else []
     decodes: list[tuple[str, Any]] = [(_IN_MEMORY, None)]
     for name, system in DECODE_SYSTEMS.items():
         roles = system.roles

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvferry.advice.answer import FIGURES, Statement, shown
+from kvferry.advice.answer import EQUAL, FIGURES, Statement, shown
+from kvferry.advice.measure import COPIES, Sensitivity
 from kvferry.advice.trial import Trial
 from kvferry.analysis.repeats import Range
 from kvferry.analysis.sureness import RUNTIME, STORAGE, Sureness, how_sure
@@ -31,19 +32,26 @@ _LATE = "no intervals: the time ran out before they were worked out"
 @dataclass(frozen=True)
 class Evidence:
     """``intervals`` by figure, where anything says how far it may be off; ``marks``: where each comes from; ``said``:
-    what the intervals rest on, in a few words; ``remarks``: in all, as a run's table has it."""
+    what the intervals rest on, in a few words; ``remarks``: in all, as a run's table has it; ``left_out``: numbers that
+    change a figure and that no interval allows for."""
 
     intervals: Mapping[str, Range]
     marks: Mapping[str, Mark]
     said: str
     remarks: Sequence[str] = ()
+    left_out: Sequence[str] = ()
 
     def statement(self, best: Trial) -> Statement:
-        lines = ["; ".join([*self._with_intervals(best), *self._without(best)]), self.said]
+        without = list(self._without(best, "no interval" if self.intervals else "where figures come from"))
+        lines = ["; ".join([*self._with_intervals(best), *without]), self.said]
+        lines = lines if self.intervals else [f"{self.said}; {''.join(without)}"]
+        if self.intervals and self.left_out:
+            lines.append(f"not in these intervals: {', '.join(self.left_out)}")
         facts = {
             "intervals": {key: list(ends) for key, ends in self.intervals.items()},
             "marks": dict(self.marks),
             "remarks": list(self.remarks),
+            "left_out": list(self.left_out),
         }
         return Statement("d", "how sure", tuple(lines), facts)
 
@@ -55,14 +63,14 @@ class Evidence:
                 # Of two rates the unit stands once.
                 yield f"{FIGURES[key]} {low.removesuffix(' tokens/s')} to {high} ({self.marks[key]})"
 
-    def _without(self, best: Trial) -> Iterator[str]:
+    def _without(self, best: Trial, head: str) -> Iterator[str]:
         by_mark: dict[str, list[str]] = {}
         for key in FIGURES:
             if key in best.figures and key not in self.intervals and key != "ttft_p95_s":
                 by_mark.setdefault(self.marks[key], []).append(FIGURES[key])
         if by_mark:
             said = (f"{', '.join(of)} ({mark})" for mark, of in by_mark.items())
-            yield f"no interval: {', '.join(said)}"
+            yield f"{head}: {', '.join(said)}"
 
 
 def evidence_of(best: Trial, sureness: Sureness | None) -> Evidence:
@@ -93,6 +101,27 @@ def _rests_on(sureness: Sureness) -> str:
     return f"80 % intervals: devices left out of the fit were off by a factor of {', '.join(found)}"
 
 
+# By which evidence intervals allow for a number; for no others.
+_EVIDENCE = {"the rate of prefill": "prefill", "the rate of decoding": "decoding", "the storage": STORAGE,
+             "the runtime": RUNTIME}  # fmt: skip
+
+
+def left_out(best: Trial, sureness: Sureness | None, found: Sequence[Sensitivity] = ()) -> list[str]:
+    """Returns the numbers that change the figure of a trial and that its intervals do not allow for, each with where it
+    comes from."""
+    assert best.scenario is not None
+    evidence = {} if sureness is None else sureness.evidence
+    if "runs" in evidence:
+        return []
+    names = [one.number.name for one in found if one.swing > EQUAL]
+    # Where the time ran out before it was tried.
+    if best.composition.away == "host" and COPIES.name not in [one.number.name for one in found]:
+        names.append(COPIES.name)
+    lacking = [name for name in names if _EVIDENCE.get(name) not in evidence]
+    mark = of_source(best.scenario.device.sources.get("memory.copy_bytes_per_s", "assumed"))
+    return [f"{name} ({mark})" if name == COPIES.name else name for name in lacking]
+
+
 def _mark(best: Trial, figure: str) -> Mark:
     """Where the least sure of the numbers that a figure mostly rests on comes from, by what the profile says of it."""
     assert best.scenario is not None
@@ -105,6 +134,8 @@ def _mark(best: Trial, figure: str) -> Mark:
     if device.is_measured and figure != "energy_j":
         return "measured"
     sources = [source_of(device, key, _KERNELS.get(figure, ())) for key in _RESTS_ON[figure]]
+    if figure == "tpot_s" and best.composition.away == "host":
+        sources.append(device.sources.get("memory.copy_bytes_per_s", "assumed"))
     return max(map(of_source, sources), key=MARKS.index)
 
 

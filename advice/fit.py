@@ -1,11 +1,12 @@
 """What fits: the longest context on the device; and where nothing fits, the least that a limit would have to allow,
 and which model would."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, log10
 from typing import Any
 
+from kvferry.advice.answer import Statement, not_over_all
 from kvferry.advice.composition import Composition
 from kvferry.advice.question import Limit, Question
 from kvferry.advice.trial import Trial, tried
@@ -23,7 +24,20 @@ from kvferry.specs.weight_format import WEIGHT_FORMATS
 # Contexts are looked for up to this many tokens, to the next 1Ki or 3 %.
 MOST_TOKENS, _STEP_TOKENS, _CLOSE = 2**20, 1024, 0.03
 # One turn, of which hardly anything is decoded: memory alone is asked for.
-_ONE_TURN = {"workload.turns": 1, "workload.decoded": 2, "workload.spread": 0.0, "workload.in_cloud": "nothing"}
+_QUESTION_TOKENS, _ANSWER_TOKENS = 64, 2
+_ONE_TURN = {
+    "workload.turns": 1,
+    "workload.contexts": 1,
+    "workload.decoded": 2,
+    "workload.output": _ANSWER_TOKENS,
+    "workload.spread": 0.0,
+    "workload.question_spread": None,
+    "workload.output_spread": None,
+    "workload.beginning": 0,
+    "workload.question": _QUESTION_TOKENS,
+    "workload.in_cloud": "nothing",
+    "workload.trace": None,
+}
 _MOST_NAMED = 3
 
 
@@ -32,7 +46,8 @@ class Fit:
     """``context``: the longest that fits, at least so many tokens where ``is_least``; 0: it is not asked for, as of a
     device that is helped. ``peak_bytes`` of ``memory_bytes`` are taken by the use's own contexts. ``in_memory``: the
     longest context with all KV in the processor's memory, where the choice has it elsewhere; else None. ``trained``:
-    the longest that the model was trained for; None: it is not known, and the others are by memory alone."""
+    the longest that the model was trained for; None: it is not known, and the others are by memory alone.
+    ``longest_turn``: tokens of the use's longest turn; ``few``: over how many turns it was judged, "": over all."""
 
     context: int
     is_least: bool
@@ -40,39 +55,85 @@ class Fit:
     peak_bytes: float
     in_memory: int | None = None
     trained: int | None = None
+    longest_turn: int = 0
+    few: str = ""
 
     @property
     def longest(self) -> int:
         """The longest context that memory and the model allow."""
         return self.context if self.trained is None else min(self.context, self.trained)
 
-    def lacks(self, longest: int) -> list[str]:
-        """Says that turns of a use do not fit: where an answer is of its first turns alone."""
-        if not self.context or self.is_least or longest <= self.context:
-            return []
-        return [f"the longest turn of this use has {human.count(longest)} tokens and does not fit: refine the answer"]
+    @property
+    def too_long(self) -> bool:
+        """Whether the longest turn of the use is longer than what fits, so that an answer is of its first turns
+        alone."""
+        return bool(self.context) and not self.is_least and self.longest_turn > self.context
+
+    def statement(self) -> Statement:
+        """Says whether it fits, and the longest context."""
+        facts = {
+            "context": self.longest,
+            "is_least": self.is_least,
+            "memory_bytes": self.memory_bytes,
+            "longest_turn": self.longest_turn,
+            "fits_over_all_turns": None if self.few and not self.too_long else not self.too_long,
+        }
+        lines = [str(self)]
+        if not self.too_long and self.longest_turn > self.longest and not self.is_least:
+            turn = f"the longest turn of this use has {human.count(self.longest_turn)} tokens"
+            lines.append(f"{turn}, more than the model was trained for")
+        return Statement("a", "fits", tuple(lines), facts)
 
     def __str__(self) -> str:
         room = f"{human.size(self.peak_bytes)} of {human.size(self.memory_bytes)}"
-        if not self.context:
-            return f"it fits: {room}"
+        if self.too_long:
+            turn = f"it does not fit over all turns: the longest has {human.count(self.longest_turn)} tokens"
+            return f"{turn}; {self._reach}; {room} was {self.few.partition(',')[0]}"
+        fits = f"it fits: {room}" if not self.few else f"{room}, {self.few}"
+        return f"{fits}; {self._reach}" if self.context else fits
+
+    @property
+    def _reach(self) -> str:
         if self.trained is not None and self.trained <= self.context:
             trained = f"{human.count(self.trained)} tokens, which the model was trained for"
-            return f"it fits: {room}; the longest context is {trained}"
+            return f"the longest context is {trained}"
         reach = f"{'more than ' if self.is_least else ''}{human.count(self.context)} tokens"
         reach += " by memory alone" if self.trained is None else ""
         beside = f" ({human.count(self.in_memory) if self.in_memory else 'none'} with KV in memory)"
         beside = beside if self.in_memory is not None else ""
-        return f"it fits: {room}; the longest context is {reach}{beside}"
+        return f"the longest context is {reach}{beside}"
+
+
+def holds(question: Question, one: Composition, tokens: int) -> bool:
+    """Whether a composition holds a context of so many tokens, those of the question and the answer among them, beside
+    the model."""
+    context = max(0, tokens - _QUESTION_TOKENS - _ANSWER_TOKENS)
+    return tried(question, replace(one, load="local-prefill"), {**_ONE_TURN, "workload.context": context}).is_done
+
+
+def holding_longest(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
+    """Returns trials over few turns without the first ones that do not hold the use's longest turn; nothing where none
+    does."""
+    longest = question.turns.longest.prompt + question.turns.longest.output
+    known: dict[Composition, bool] = {}
+    for n, one in enumerate(ranked):
+        if one.composition.helped is not None:
+            return list(ranked[n:])
+        # What evicts and what loads makes no difference to one turn.
+        alike = replace(one.composition, load="local-prefill", evict="lru")
+        if alike not in known:
+            known[alike] = holds(question, alike, longest)
+        if known[alike]:
+            return list(ranked[n:])
+    return []
 
 
 def longest_context(question: Question, one: Composition) -> tuple[int, bool]:
     """Returns the longest context, in tokens, that a composition holds beside the model, and whether it is only known
     that no less would."""
-    from_nothing = replace(one, load="local-prefill")
 
     def fits(tokens: int) -> bool:
-        return tried(question, from_nothing, {**_ONE_TURN, "workload.context": tokens}).is_done
+        return holds(question, one, tokens)
 
     if not fits(_STEP_TOKENS):
         return 0, False
@@ -93,17 +154,21 @@ def _between(fits: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def fit_of(question: Question, best: Trial) -> Fit:
-    """Returns how long a context may be for the composition of a trial."""
+def fit_of(question: Question, best: Trial, judged: tuple[int, int] = (0, 0)) -> Fit:
+    """Returns how long a context may be for the composition of a trial. `judged`: over how many turns of how many."""
     assert best.scenario is not None
     granted = best.scenario.budget.memory_bytes or best.scenario.device.memory.free_bytes
     one, peak_bytes = best.composition, best.figures["memory_peak_bytes"]
+    few, turn = not_over_all(judged), question.turns.longest.prompt + question.turns.longest.output
     if one.helped is not None:
         return Fit(0, True, granted, peak_bytes)
     trained = trained_context(str(question.described["model"]))
     in_memory = Composition(kv_bits=one.kv_bits, prefill_chunk=one.prefill_chunk)
     beside = None if one.away is None else longest_context(question, in_memory)[0]
-    return Fit(*longest_context(question, one), granted, peak_bytes, beside, trained)
+    context, is_least = longest_context(question, one)
+    # It ran; steps between contexts are wider.
+    context = context if few else max(context, turn)
+    return Fit(context, is_least, granted, peak_bytes, beside, trained, turn, few)
 
 
 # --- nothing keeps all limits --------------------------------------------------------------------------------------
@@ -113,12 +178,14 @@ def why_none(
     question: Question,
     trials: list[Trial],
     settings: Callable[[Composition], Mapping[str, Any]] = lambda one: {},
+    of: str = "no composition",
 ) -> InputError:
     """Returns why no composition answers a question: what keeps each limit from being kept with the others, which one
-    to drop, and what the least is that is possible then. `settings`: those with which the trials were run."""
+    to drop, and what the least is that is possible then. `settings`: those with which the trials were run; `of`: what
+    was run, in words, where there was no time for more."""
     done = [one for one in trials if one.is_done]
     if not done:
-        return _does_not_fit(question, trials)
+        return _does_not_fit(question, trials, settings, of)
     possible = _with_more_memory(question, trials, settings)
     memory = [f"--memory {_granted(question)}"] if possible else []
     for limit in question.limits:
@@ -131,15 +198,15 @@ def why_none(
     limits = [f"--{one.spelled} {one.constraint.text.partition(' ')[2]}" for one in question.limits]
     asked = " and ".join([*memory, *limits])
     if len(question.limits) == 1 and possible and not memory:
-        return InputError(f"no composition keeps {asked}: {possible[0][2]}")
+        return InputError(f"{of} keeps {asked}: {possible[0][2]}")
     if possible:
         ways = "; or ".join(f"{drop}: {says}" for _, drop, says in sorted(possible))
-        return InputError(f"no composition keeps {asked} together; {ways}")
+        return InputError(f"{of} keeps {asked} together; {ways}")
     each = (min(done, key=lambda one: one.figures.get(of.constraint.metric, inf)) for of in question.limits)
     ways = "; ".join(
         f"--{one.spelled}: {_possible(one, best)}" for one, best in zip(question.limits, each, strict=True)
     )
-    return InputError(f"no composition keeps any of {asked}: drop them all; {ways}")
+    return InputError(f"{of} keeps any of {asked}: drop them all; {ways}")
 
 
 def _with_more_memory(
@@ -185,7 +252,9 @@ def _digits(figure: float, to: Callable[[float], int]) -> float:
     return to(figure / step) * step
 
 
-def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
+def _does_not_fit(
+    question: Question, trials: list[Trial], settings: Callable[[Composition], Mapping[str, Any]], of: str
+) -> InputError:
     """Nothing ran to its end."""
     refused = next((one.why for one in trials if one.outcome == "refused"), None)
     outcomes = {one.outcome for one in trials}
@@ -194,12 +263,13 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
     why = next(one.why for one in trials if one.outcome != "refused").rstrip("; ")
     if question.memory is not None:
         freely = question.without(None)
-        found = [tried(freely, one.composition) for one in trials if one.outcome == "out_of_memory"]
+        short = [one.composition for one in trials if one.outcome == "out_of_memory"]
+        found = [tried(freely, one, settings(one)) for one in short]
         done = [one for one in found if one.is_done]
         if done:
             least = min(done, key=lambda one: one.figures["memory_peak_bytes"])
             took = human.size(_to_be_granted(question, least))
-            said = f"memory: {_granted(question)} holds no composition; the least that is possible is {took}"
+            said = f"memory: {_granted(question)} holds {of}; the least that is possible is {took}"
             return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
     would = [*_smaller_formats(question), *_smaller_models(question), *_weights_elsewhere(question)]
     rest = f"; what would fit: {'; '.join(would)}" if would else "; no format and no bundled model would fit"
@@ -207,12 +277,14 @@ def _does_not_fit(question: Question, trials: list[Trial]) -> InputError:
 
 
 def _fits(question: Question, **changed: object) -> bool:
-    """Whether one turn runs with another model or format."""
+    """Whether one turn as long as the use's longest runs with another model or format, its KV in memory."""
+    longest = question.turns.longest.prompt + question.turns.longest.output
+    context = max(0, longest - _QUESTION_TOKENS - _ANSWER_TOKENS)
     described = {**question.described, **changed}
     try:
         budget = [f"budget.memory={question.memory}"] if question.memory else []
         scenario = load(described, [*budget, *question.plain_settings])
-        scenario = load(scenario, {**_ONE_TURN, "workload.context": min(1024, scenario.session.workload.context)})
+        scenario = load(scenario, {**_ONE_TURN, "workload.context": context})
         return run_whole(scenario).outcome == "done"
     except InputError:
         return False
@@ -227,11 +299,12 @@ def _smaller_formats(question: Question) -> list[str]:
 
 def _smaller_models(question: Question) -> list[str]:
     sizes = sorted(((load_model(name).parameters, name) for name in names("model")), reverse=True)
+    own = load_model(str(question.described["model"])).parameters
     found: list[str] = []
     for parameters, name in sizes:
         if len(found) == _MOST_NAMED:
             break
-        if parameters > 1e8 and _fits(question, model=name):
+        if 1e8 < parameters < own and _fits(question, model=name):
             found.append(f"{name} ({parameters / 1e9:.2g} B parameters)")
     return [f"smaller models, such as {', '.join(found)}"] if found else []
 

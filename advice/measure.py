@@ -56,6 +56,12 @@ def _copies(scenario: Scenario, times: float) -> Scenario:
     return scenario.model_copy(update={"device": scenario.device.model_copy(update={"memory": changed})})
 
 
+COPIES = Number(
+    "the copies between memories",
+    _copies,
+    "nvbandwidth -t host_to_device_memcpy_ce",
+    "kvferry advise ... --set device.memory.copy_bytes_per_s='N GB/s'",
+)
 NUMBERS = (
     Number(
         "the rate of decoding",
@@ -78,12 +84,7 @@ NUMBERS = (
         file="fio.json",
     ),
     Number("the link", _link, "iperf3 -c SERVER -R -t 60 -J > iperf3.json", file="iperf3.json"),
-    Number(
-        "the copies between memories",
-        _copies,
-        "nvbandwidth -t host_to_device_memcpy_ce",
-        "kvferry advise ... --set device.memory.copy_bytes_per_s='N GB/s'",
-    ),
+    COPIES,
 )
 
 
@@ -241,8 +242,10 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     if first.overtaken:
         lines += first.overtaken
     else:
-        others = f", with each other number{' tried' if late else ''} so far off, too" if len(found) > 1 else ""
-        lines[0] += f"; the choice stays as it is{others}"
+        others = (
+            f", as it does where each other number{' tried' if late else ''} is so far off" if len(found) > 1 else ""
+        )
+        lines[0] += f"; the choice stays the same{others}"
     profile = _command(question, first.number, device)
     lines.append(" && ".join(filter(None, (_measure(question, first.number), profile))))
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]

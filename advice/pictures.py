@@ -115,7 +115,8 @@ def draw_map(
             for n, name in enumerate(names)
         ]
         if any(name is None for row in table for name in row):
-            handles.append(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=GREY, hatch="////", label="none fits"))
+            none = "none fits and keeps the limits" if question.limits else "none fits"
+            handles.append(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=GREY, hatch="////", label=none))
         if any(name == NOT_RUN for row in table for name in row):
             handles.append(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=GREY, label="not run: no time"))
         figure.legend(handles=handles, loc="outside lower left", ncols=1)

@@ -61,7 +61,7 @@ def quality(question: Question, ranked: Sequence[Trial]) -> Statement:
     model = quoted_name(str(question.described["model"]))
     weights = question.described.get("precision", {}).get("weights")
     of_weights = [] if weights is None else [f"what {weights} weights lose"]
-    of_kv = ["what else is lost (figures are of bundled models of a few million parameters)"]
+    of_kv = ["what else is lost (measured on models of a few million parameters)"]
     if unknown := [*of_weights, *(of_kv if any(losses.values()) else [])]:
         lines.append(f"not known for {model}: {', '.join(unknown)}")
     return Statement("h", "quality", tuple(lines), {"loses": losses})

@@ -16,10 +16,11 @@ from kvferry.api.scenario import load
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import load_device, load_model
+from kvferry.scenarios.resolve import read_tree
+from kvferry.scenarios.weights_of_file import own_weights, usual_weights
 from kvferry.specs import human
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError, unknown_name
-from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import KINDS, count, quantity
 from kvferry.specs.weight_format import WEIGHT_FORMATS
@@ -29,8 +30,8 @@ from kvferry.traces.turn import Turns
 from kvferry.traces.turns import turns_of
 
 NO_LINK = "none"
-# Formats that people run, by engine the first that it reads.
-_USUAL_WEIGHTS = ("q4_k_m", "mlx-4bit", "awq", "mlc-4bit", "xnnpack-4bit")
+# Weights whose bytes are nearer to a file's than this are as they are stored there.
+_AS_STORED = 0.02
 _NUMBER_AND_UNIT = re.compile(r"\s*[\d.]+\s*[A-Za-z][A-Za-z/ ]*")
 _PINNED = {f"policies.{part}": part for part in ("load", "decode", "keep", "evict")}
 
@@ -50,7 +51,8 @@ class Limit:
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """``described``: what all scenarios have in common, as a file would have it; ``settings``: the user's own, which
-    hold in all of them. ``any_quality``: what gives up some of the answer's quality counts like the rest."""
+    hold in all of them. ``any_quality``: what gives up some of the answer's quality counts like the rest;
+    ``own_weights``: what the model's own file says of its weights, if it says it."""
 
     described: Mapping[str, Any]
     use: Use
@@ -60,6 +62,7 @@ class Question:
     linked: bool = True
     helper: str | None = None
     any_quality: bool = False
+    own_weights: str | None = None
 
     @property
     def about(self) -> str:
@@ -119,7 +122,12 @@ class Question:
 
     def _spoken(self, error: InputError) -> InputError:
         """The error by names of arguments: what is described was put together here, and has no file."""
-        arguments = {"link.trace": "link", "link.rate": "link", "precision.weights": "weights"}
+        arguments = {
+            "link.trace": "link",
+            "link.rate": "link",
+            "precision.weights": "weights",
+            "budget.memory": "memory",
+        }
         if not isinstance(self.described["device"], str):
             arguments["device.storage"] = "storage"
         lines = str(error).replace("(mapping): ", "").replace("--set device.storage=", "--storage ").split("\n")
@@ -139,6 +147,20 @@ class Question:
     @property
     def device(self) -> DeviceSpec:
         return self._plain.device
+
+    @property
+    def weights(self) -> str:
+        """The weights that figures are of: their format, or bits of each."""
+        model = self._plain.model
+        return model.weights or f"{8 * model.weight_bytes / model.parameters:.3g}-bit"
+
+    @cached_property
+    def converts(self) -> bool:
+        """Whether figures are of other weights than those that the model's own file says."""
+        if self.own_weights is None:
+            return False
+        own_bytes = load_model(str(self.described["model"])).weight_bytes
+        return abs(self._plain.model.weight_bytes / own_bytes - 1) > _AS_STORED
 
     @property
     def model_name(self) -> str:
@@ -192,7 +214,8 @@ def question_of(
     InputError, whose lines begin with the argument's name."""
     asked = _named("use", lambda: load_use(use))
     _named("device", lambda: load_device(device))
-    dimensions = _named("model", lambda: load_model(model))
+    _named("model", lambda: load_model(model))
+    own = own_weights(read_tree("model", model, Path.cwd()))
     linked = link is not None and link != NO_LINK
     workload = dict(asked.workload)
     if context is not None:
@@ -230,11 +253,13 @@ def question_of(
         linked=linked,
         helper=helper,
         any_quality=any_quality,
+        own_weights=own,
     )
     if weights is not None:
         _check_weights(question, weights)
-    elif not _has_own_weights(model, dimensions) and not any(one.startswith("precision.weight") for one in settings):
-        usual = _usual_weights(question.device)
+    elif own is None and not any(one.startswith("precision.weight") for one in settings):
+        engine = question.device.engine
+        usual = None if engine is None else usual_weights(engine.weights)
         precision = {} if usual is None else {"precision": {"weights": usual}}
         question = replace(question, described={**described, **precision})
     longest = question.turns.longest
@@ -249,7 +274,7 @@ def _named(argument: str, read: Any) -> Any:
     try:
         return read()
     except InputError as error:
-        raise InputError(f"{argument}: {error}") from None
+        raise InputError("\n".join(f"{argument}: {line}" for line in str(error).split("\n"))) from None
 
 
 def _number(argument: str, value: str | float, read: Any) -> float:
@@ -298,17 +323,6 @@ def check_link(link: str) -> None:
         _named("link", lambda: bandwidth_trace(link))
     elif not KINDS["rate"].holds(quantity(link, "rate")):
         raise InputError(f"link: {link!r:.40} is out of range: a rate is {KINDS['rate'].bounds}")
-
-
-def _has_own_weights(model: str, dimensions: ModelSpec) -> bool:
-    """Whether the model is a file that says in which format its weights are: people run a bundled one in many."""
-    said = {"weights", "weight_bits"} & dimensions.model_fields_set
-    return dimensions.weights is not None or (bool(said) and model not in names("model"))
-
-
-def _usual_weights(device: DeviceSpec) -> str | None:
-    """The format that the device's engine is mostly run with; None: there is no engine."""
-    return next((name for name in _USUAL_WEIGHTS if device.engine and name in device.engine.weights), None)
 
 
 def _check_weights(question: Question, weights: str) -> None:

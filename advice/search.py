@@ -6,6 +6,7 @@ in memory, leaner ones are tried in its place. Runs say what is better.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic, process_time
@@ -46,9 +47,33 @@ class Search:
         return self.whole if self._refined or self.whole.ranked() else self.few
 
     @property
+    def ranked(self) -> list[Trial]:
+        """Trials that keep the limits, best first; over few turns without those that are known to fail over all, where
+        there are others."""
+        if not self.is_coarse:
+            return self.trials.ranked()
+        left = [one for one in self.few.ranked() if one.composition not in self.whole]
+        return [one for one in left if not self.has_failed(one)] or left
+
+    def has_failed(self, few: Trial) -> bool:
+        """Whether what ran over few turns fails over all of them: itself, or, whatever keeps its KV between turns, all
+        that decode as it does, as memory did not hold them."""
+        alike = [one for one in self.whole.all if _as_one_turn(one) == _as_one_turn(few)]
+        for one in alike:
+            if one.composition == few.composition:
+                return bool(self.whole.rank(one)[0])
+        return bool(alike) and all(one.outcome == "out_of_memory" for one in alike)
+
+    @property
     def is_coarse(self) -> bool:
         """Whether trials are over few turns of more."""
         return self.trials is not self.whole
+
+    @property
+    def judged_turns(self) -> tuple[int, int]:
+        """Returns over how many turns the choice is judged, beside others, and how many the use has."""
+        turns = len(self.question.turns)
+        return _FEW_TURNS if self.is_coarse else turns, turns
 
     @property
     def tried(self) -> tuple[int, int]:
@@ -105,6 +130,16 @@ class Search:
             self._descend(ranked[0].composition, space.neighbours, "part")
         self._confirm()
         self._refined = bool(self.whole.all) and self.in_time
+
+    def judge(self, until_s: float) -> None:
+        """Where nothing tried over all turns keeps the limits yet, tries over them what does over few, the best first,
+        until one lasts: a choice is known to keep its limits over all turns. `until_s`: as of the search."""
+        for one in self.ranked if self.is_coarse else ():
+            if monotonic() >= until_s:
+                self.cut_short = True
+                return
+            if not self.whole.rank(self.whole.of(one.composition))[0]:
+                return
 
     def _confirm(self) -> None:
         """Tries over all turns what gives up more and was better over few, the best of each kind that keeps the
@@ -167,14 +202,21 @@ class Search:
         best = self.whole.of(begin)
         for _ in range(_MOST_ROUNDS):
             allowed = [one for one in near(best.composition) if one.gives_up_no_more_than(loss)]
-            # Where even the best so far does not fit, or keeps no limits, nothing is hopeless.
-            worth_it = partial(self._is_worth_it, best.composition)
-            hopeful = allowed if self.whole.rank(best)[0] else filter(worth_it, allowed)
+            # Where even the best so far does not fit, or keeps no limits, nothing is hopeless, and another way to
+            # decode is most likely to.
+            worth_it, unlike = partial(self._is_worth_it, best.composition), partial(self._unlike, best.composition)
+            hopeful = sorted(allowed, key=unlike) if self.whole.rank(best)[0] else filter(worth_it, allowed)
             found = self._each(self.whole, hopeful, loss, lambda: self.in_time and monotonic() < until_s)
             better = min([best, *found], key=lambda one: _within(self.whole, one))
             if better is best:
                 return
             best = better
+
+    def _unlike(self, best: Composition, one: Composition) -> tuple[bool, tuple[bool, float]]:
+        """The order in which compositions are tried where the best one so far will not do: first what decodes
+        otherwise, by what it came to over few turns."""
+        over_few = _within(self.few, self.few.of(one)) if one in self.few else (True, inf)
+        return (one.decode, one.away) == (best.decode, best.away), over_few
 
     def _each(
         self, trials: Trials, ones: Iterable[Composition], loss: Loss, goes_on: Callable[[], bool]
@@ -208,3 +250,9 @@ def _within(trials: Trials, one: Trial) -> tuple[bool, float]:
     """The rank of a trial where what is given up does not count."""
     not_kept, _, figure = trials.rank(one)
     return not_kept, figure
+
+
+def _as_one_turn(one: Trial) -> Composition:
+    """The composition with the usual value of each part that makes no difference to the memory of one turn."""
+    usual = Composition()
+    return replace(one.composition, load=usual.load, keep=usual.keep, evict=usual.evict)

@@ -144,8 +144,8 @@ def memories_of(best: Trial) -> list[str]:
 
 def winner(question: Question, rows: pd.DataFrame, losses: Mapping[str, int]) -> str | None:
     """Returns the name of the best composition among rows that differ in it alone, of equal ones the first of `losses`;
-    None: none is done."""
-    metric, best, rank = question.use.spec.best, None, (True, 9, inf)
+    None: none is done and keeps the limits."""
+    metric, best, rank = question.use.spec.best, None, (9, inf)
     order = list(losses)
     for row in sorted(rows.to_dict("records"), key=lambda row: order.index(row["name"])):
         if row["outcome"] != "done" or row[metric] != row[metric]:
@@ -154,7 +154,9 @@ def winner(question: Question, rows: pd.DataFrame, losses: Mapping[str, int]) ->
             one.constraint.metric in row and one.constraint.excess(row[one.constraint.metric]) > 0
             for one in question.limits
         )
-        own = (broken, 0 if question.any_quality else losses[row["name"]], row[metric])
-        if own[:2] < rank[:2] or (own[:2] == rank[:2] and own[2] < (1 - EQUAL) * rank[2]):
+        if broken:
+            continue
+        own = (0 if question.any_quality else losses[row["name"]], row[metric])
+        if own[0] < rank[0] or (own[0] == rank[0] and own[1] < (1 - EQUAL) * rank[1]):
             best, rank = row["name"], own
     return best

@@ -1,24 +1,31 @@
 """(i): how to have a composition today: the flags of an engine that does it, or else the parts that none has."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from math import ceil
-from shlex import quote
+from typing import Any
 
 import yaml
 from pydantic import Field, TypeAdapter
 
 from kvferry.advice.answer import Statement, runners_up
 from kvferry.advice.composition import KV_BITS, Composition
+from kvferry.advice.conversion import ModelFile, model_file
+from kvferry.advice.fit import Fit, holds
 from kvferry.advice.question import Question
 from kvferry.advice.trial import Trial
+from kvferry.advice.words import word
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.scenarios.loader import load_model
+from kvferry.specs import human
 from kvferry.specs.base import Spec
 
 _USUAL_CHUNK = 2048
+# Contexts are whole numbers of this many tokens, where memory holds them.
+_BLOCK = 256
 _VARIABLE = re.compile(r"[A-Z_]+=")
 # Whose prototype a part is, where no engine has it: by the systems whose paper's table they stand in.
 _PROTOTYPES = {
@@ -34,9 +41,6 @@ _PROTOTYPES = {
     "quest": "Quest's prototype",
     "specontext": "SpeContext's prototype",
 }
-
-# Control characters as bash reads them back.
-_ESCAPED = {n: f"\\x{n:02x}" for n in (*range(0x20), 0x7F)}
 
 
 class EngineFlags(Spec):
@@ -61,7 +65,9 @@ class EngineFlags(Spec):
             [] if one.kv_bits == KV_BITS[0] or one.kv_bits in self.kv_bits else [f"KV of {one.kv_bits} bits"]
         )
 
-    def line(self, one: Composition, model: str, context: int, processor: str = "gpu", *, windows: bool = False) -> str:
+    def line(
+        self, one: Composition, model: ModelFile, context: int, processor: str = "gpu", *, windows: bool = False
+    ) -> str:
         """Returns the command of a composition on a kind of processor, each flag once. `windows`: the model has layers
         that attend to one."""
         flags = [*self.decodes[one.decode], *self.kv_bits.get(one.kv_bits, ())]
@@ -70,17 +76,9 @@ class EngineFlags(Spec):
         flags += self.whole_windows if windows and one.keep != "drop" else ()
         environment = [flag for flag in flags if _VARIABLE.match(flag)]
         words = [*environment, self.command, *(flag for flag in flags if flag not in environment)]
-        gguf = model if model.endswith(".gguf") else f"{model}.gguf"
-        filled = {"model": _word(model), "gguf": _word(gguf), "context": context, "chunk": one.prefill_chunk}
+        filled = {"model": word(model.name), "gguf": word(model.gguf), "context": context, "chunk": one.prefill_chunk}
         filled["layers"] = 0 if processor == "cpu" else 99
         return " ".join(dict.fromkeys(words)).format(**filled)
-
-
-def _word(text: str) -> str:
-    """The text as one word of a shell, in one line and with nothing that a terminal obeys."""
-    if text.isprintable():
-        return quote(text)
-    return "$'{}'".format(text.replace("\\", r"\\").replace("'", r"\'").translate(_ESCAPED))
 
 
 @lru_cache(maxsize=1)
@@ -90,48 +88,83 @@ def engines() -> Mapping[str, EngineFlags]:
     return TypeAdapter(dict[str, EngineFlags]).validate_python(yaml.safe_load(text))
 
 
-def today(question: Question, ranked: list[Trial]) -> Statement:
+def today(question: Question, ranked: Sequence[Trial], fit: Fit | None = None) -> Statement:
     """Returns the command of an engine that does the best composition; else what is missing, whose prototype has it,
-    and the best one that an engine does."""
+    and the best one that an engine does. `fit`: of the best one, whose longest context its command does not exceed."""
     best = ranked[0]
     if best.composition.helped is not None:
         return Statement("i", "today", (f"{best.composition.helped}: P/D-Device's prototype; no engine has it",))
-    context = 256 * ceil((question.turns.longest.prompt + question.turns.longest.output) / 256)
-    model = str(question.described["model"])
     if _processor(question) == "npu":
         of = f"the figures are of the npu of {question.device.name}, which no engine that is listed runs on"
         return Statement(
             "i", "today", (f"{of}; on its CPU: --set processor=cpu, where there is one",), {"command": None}
         )
-    if (line := _line(question, best.composition, model, context)) is not None:
+    context = _context(question, fit)
+    if (found := _command(question, best.composition, context)) is not None:
         alike = [one for one in runners_up(ranked, question.use.spec.best) if one.composition.helped is None]
-        same = [one.composition.name for one in alike if _line(question, one.composition, model, context) == line]
-        told = (
-            [f"{' and '.join(same)}: the same command, so that what sets them apart is not this engine's"]
-            if same
-            else []
-        )
-        return Statement("i", "today", (*_whose_figures(question), line, *told), {"command": line, "same": same})
+        same = [one.composition.name for one in alike if _command(question, one.composition, context) == found]
+        told = [f"{' and '.join(same)}: the same command, so that this engine does not tell them apart"] if same else []
+        lines = (*_whose_figures(question), *found.lines(), *_short(question, fit), *told)
+        return Statement("i", "today", lines, {**found.facts, "context": context, "same": same})
     _, lacking = min((len(of), of) for of in (one.lacks(best.composition) for one in engines().values()))
-    said = [f"no engine has {', '.join(lacking)} as it is here: {', '.join(_whose(lacking))}"]
+    said = [f"no engine has {' or '.join(lacking)} as it is here: {', '.join(_whose(lacking))}"]
     metric = question.use.spec.best
     for other in ranked[1:]:
-        line = _line(question, other.composition, model, context) if other.composition.helped is None else None
-        if line is not None:
+        if other.composition.helped is not None or _command(question, other.composition, context) is None:
+            continue
+        held = context if holds(question, other.composition, context) else min(context, _longest(question))
+        if (found := _command(question, other.composition, held)) is not None:
             more = other.figures[metric] / best.figures[metric] - 1
-            said.append(f"nearest that one has ({100 * more:+.3g} %): {line}")
-            return Statement("i", "today", tuple(said), {"lacking": lacking, "command": line})
+            said += found.lines(f"nearest that one has ({100 * more:+.3g} %): ")
+            return Statement("i", "today", tuple(said), {"lacking": lacking, **found.facts, "context": held})
     return Statement("i", "today", tuple(said), {"lacking": lacking})
 
 
-def _line(question: Question, one: Composition, model: str, context: int) -> str | None:
+def _context(question: Question, fit: Fit | None) -> int:
+    """The tokens of the longest turn, in whole blocks where these fit."""
+    longest = _longest(question)
+    whole = _BLOCK * ceil(longest / _BLOCK)
+    return whole if fit is None or not fit.context or whole <= fit.longest else min(longest, fit.longest)
+
+
+def _longest(question: Question) -> int:
+    return question.turns.longest.prompt + question.turns.longest.output
+
+
+def _short(question: Question, fit: Fit | None) -> list[str]:
+    """Says it where a command's context does not hold the longest turn."""
+    if fit is None or not fit.context or fit.longest >= (longest := _longest(question)):
+        return []
+    return [f"this holds {human.count(fit.longest)} tokens, and the longest turn has {human.count(longest)}"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """``line``: starts an engine; ``first``: what makes the file that it reads, in words and commands."""
+
+    line: str
+    first: tuple[str, ...] = ()
+
+    def lines(self, head: str = "") -> list[str]:
+        return [f"{head}{self.line}", *([": ".join(self.first)] if self.first else [])]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"command": self.line, "conversion": list(self.first)}
+
+
+def _command(question: Question, one: Composition, context: int) -> Command | None:
     """The command of the device's own engine, or else of any that does it."""
     own = question.device.engine
     known = engines()
     first = [own.name] if own is not None and own.name in known else list(known)
-    windows = load_model(model).exceeds_window(context)
-    able = (known[name] for name in first if not known[name].lacks(one))
-    return next((engine.line(one, model, context, _processor(question), windows=windows) for engine in able), None)
+    windows = load_model(str(question.described["model"])).exceeds_window(context)
+    for name in first:
+        if not known[name].lacks(one):
+            file = model_file(question, name)
+            line = known[name].line(one, file, context, _processor(question), windows=windows)
+            return Command(line, file.conversion)
+    return None
 
 
 def _processor(question: Question) -> str:

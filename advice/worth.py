@@ -60,8 +60,8 @@ PARTS = (
 @dataclass(frozen=True)
 class Worth:
     """What a part gains: the best figure without it over the best with it, minus 1. ``with_it``: the best trial that
-    has the part; ``without``: None where nothing ran that gives up as little. ``few``: over few turns alone;
-    ``beside``: the other ways to do the same, and not without any."""
+    has the part; ``without``: None where nothing else ran that gives up as little, so that nothing is compared.
+    ``few``: over few turns alone; ``beside``: the other ways to do the same, and not without any."""
 
     part: Part
     gain: float
@@ -120,30 +120,32 @@ def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, fe
 def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial], fit: Fit) -> Statement:
     """Returns which parts gain nothing here, each with the reason that its runs show, and which ones gain most."""
     found = worths(question, ranked, few)
+    compared = [one for one in found if one.without is not None]
     said: dict[str, list[str]] = {}
-    facts: dict[str, float | None] = {}
-    for one in found:
-        facts[one.name] = None if one.without is None else one.gain
+    for one in compared:
         if one.gain < LEAST_GAIN:
             figure = "gains nothing" if one.gain <= EQUAL else f"gains {100 * one.gain:.2g} %"
             figure = f"costs {_cost(one.gain)}" if one.gain < -EQUAL else figure
             reasons = ", ".join([*_with(one, ranked[0]), *_why(one, fit)])
             why = f" ({reasons})" if reasons else ""
-            said.setdefault(f"{figure}{_where(one)}", []).append(f"{one.name}{why}")
+            said.setdefault(f"no, {figure}{_where(one)}", []).append(f"{one.name}{why}")
     lines = [f"{figure}: {', '.join(parts)}" for figure, parts in said.items()]
-    worth = sorted((one for one in found if one.gain >= LEAST_GAIN), key=lambda one: -one.gain)
+    worth = sorted((one for one in compared if one.gain >= LEAST_GAIN), key=lambda one: -one.gain)
     if worth:
         gains = (f"{one.name} ({', '.join([_gain(one.gain), *_with(one, ranked[0])])}){_where(one)}" for one in worth)
-        lines.append(f"worth it: {', '.join(gains)}")
-    if not found:
+        lines.append(f"yes: {', '.join(gains)}")
+    if not compared:
         lines.append("not known")
     by_reason: dict[str, list[str]] = {}
     for name, why in question.space.left_out.items():
         by_reason.setdefault(why, []).append(name)
     lines += [f"not tried: {', '.join(names)} ({why})" for why, names in by_reason.items()]
+    if alone := [one.name for one in found if one.without is None]:
+        lines.append(f"not compared, as nothing else ran that gives up as little: {', '.join(alone)}")
     if missing := list(_not_compared(question, ranked[0].composition, found)):
         lines.append(f"not compared, as too little ran or fitted: {', '.join(missing)}")
-    return Statement("f", "not worth it", tuple(lines), {"gains": facts})
+    facts = {one.name: None if one.without is None else one.gain for one in found}
+    return Statement("f", "worth it?", tuple(lines), {"gains": facts})
 
 
 def _not_compared(question: Question, best: Composition, found: Sequence[Worth]) -> Iterator[str]:
@@ -175,8 +177,6 @@ def _where(one: Worth) -> str:
 
 
 def _gain(gain: float) -> str:
-    if gain == inf:
-        return "nothing else that gives up as little ran"
     return f"{gain + 1:.3g} times as fast" if gain >= 1 else f"{100 * gain:.2g} %"
 
 

@@ -221,7 +221,8 @@ def _told(error: Exception, debug: bool) -> int:
     if isinstance(error, KvferryError):
         if debug:
             traceback.print_exc()
-        print(f"kvferry: {error}" if "\n" not in str(error) else f"kvferry:\n{error}", file=sys.stderr)
+        # A line for each fault, which says whose it is.
+        print("\n".join(f"kvferry: {line}" for line in str(error).split("\n")), file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     if debug:
         traceback.print_exc()

@@ -50,7 +50,8 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
         yield from _assist_faults(scenario, system, system.assisting)
     needs_storage = "flash" in system.places or roles.placement.away == "storage"
     if needs_storage and scenario.device.storage is None:
-        yield without_storage(scenario, f"is missing, on which {scenario.system} keeps KV")
+        who = f"{system.decode} keeps KV" if roles.placement.away == "storage" else "KV is kept between turns"
+        yield without_storage(scenario, f"is missing, where {who}")
     block_bytes = block * scenario.model.kv_bytes_per_token
     for place in ("memory", "flash"):
         kept_bytes = getattr(budget, f"kept_{place}_bytes")

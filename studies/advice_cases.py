@@ -12,6 +12,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from kvferry.advice.screen import lines_of
 # What is shown of the first answer and of others, by letter, and how many lines of each at most.
 FIRST = {"a": 1, "b": 2, "c": 1, "d": 1, "e": 1, "f": 2, "g": 1, "i": 2}
 OTHERS = {"b": 2, "c": 0, "i": 2}
+# Lines that are shown wherever they stand.
+_ALWAYS = ("giving up more", "losing nothing", "not in these intervals")
 _WIDTH = 118
 _BLOCK = re.compile(r"```console\n(\$ kvferry advise [^\n]*)\n.*?```", re.DOTALL)
 
@@ -45,9 +48,19 @@ def shown(found: Answer, most_lines: Mapping[str, int]) -> str:
     for one in found.statements:
         if one.key in most_lines:
             first, others = one.lines[: most_lines[one.key]], one.lines[most_lines[one.key] :]
-            gives = [line for line in others if line.startswith(("giving up more", "losing nothing"))]
+            gives = [line for line in others if line.startswith(_ALWAYS)]
             lines += lines_of(one.title, [*first, *gives], _WIDTH)
     return "\n".join(lines)
+
+
+def case(number: int, command: str, picture: Path | None) -> tuple[str, str]:
+    """Returns what came out of a case, and what is said of it; writes its map to `picture`."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = advise(**arguments(command), limit_s=None, output=None if picture is None else folder)
+        if picture is not None:
+            shutil.copyfile(Path(folder) / "plots" / "map-memory.png", picture)
+    said = f"{number}: {found.best.composition.name}, {dict(found.processor_s)}"
+    return shown(found, OTHERS if number else FIRST), said
 
 
 def main() -> None:
@@ -56,21 +69,22 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="Where the map of the first case goes.")
     parser.add_argument("--only", type=int, help="One case, from 0.")
     asked = parser.parse_args()
-    numbers = iter(range(100))
+    text = asked.page.read_text()
+    commands = [block[1] for block in _BLOCK.finditer(text)]
+    numbers = [n for n in range(len(commands)) if asked.only in (None, n)]
+    # All at once: a busy machine shares its time among them.
+    with ProcessPoolExecutor(len(numbers)) as pool:
+        runs = {n: pool.submit(case, n, commands[n], None if n else asked.picture) for n in numbers}
+        found = {n: run.result() for n, run in runs.items()}
+    for _, said in found.values():
+        print(said, flush=True)
+    order = iter(range(len(commands)))
 
     def again(block: re.Match[str]) -> str:
-        number = next(numbers)
-        if asked.only not in (None, number):
-            return block[0]
-        with tempfile.TemporaryDirectory() as folder:
-            drawn = number == 0 and asked.picture is not None
-            found = advise(**arguments(block[1]), limit_s=None, output=folder if drawn else None)
-            if drawn:
-                shutil.copyfile(Path(folder) / "plots" / "map-memory.png", asked.picture)
-        print(f"{number}: {found.best.composition.name}, {found.processor_s}", flush=True)
-        return f"```console\n{block[1]}\n{shown(found, OTHERS if number else FIRST)}\n```"
+        number = next(order)
+        return f"```console\n{block[1]}\n{found[number][0]}\n```" if number in found else block[0]
 
-    asked.page.write_text(_BLOCK.sub(again, asked.page.read_text()))
+    asked.page.write_text(_BLOCK.sub(again, text))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def test_who_wins_gives_up_less_then_keeps_limits_then_is_faster() -> None:
     assert winner(question(), pd.DataFrame(rows), losses) == "exact"
     assert winner(question(any_quality=True), pd.DataFrame(rows), losses) == "sparse"
     assert winner(question(ttft="2 s"), pd.DataFrame(rows), losses) == "sparse"
+    assert winner(question(ttft="0.5 s"), pd.DataFrame(rows), losses) is None, "nothing wins that misses the limit"
     full = [{**one, "outcome": "out_of_memory"} for one in rows]
     assert winner(question(), pd.DataFrame(full), losses) is None
     even = pd.DataFrame([row("more parts", 1024, 4e9, 4.9999), row("fewer parts", 1024, 4e9, 5.0)])

@@ -1,12 +1,17 @@
 """What a question makes of its arguments: the weights' format, links, memory, and what is refused."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
+from kvferry.advice.composition import Composition
 from kvferry.advice.question import question_of
+from kvferry.advice.today import today
+from kvferry.advice.trial import Trial
 from kvferry.specs.errors import InputError
 
 
@@ -46,6 +51,39 @@ def test_a_file_keeps_the_format_of_its_own_weights(tmp_path: Path) -> None:
     assert weights_of(small) == (4.5, None)
     assert weights_of(half, weights="q8_0") == (8.5, "q8_0")
     assert weights_of("llama-3.2-1b")[1] == "q4_k_m"
+
+
+def test_weights_that_are_not_the_files_own_have_to_be_converted_first(tmp_path: Path) -> None:
+    half = gguf(tmp_path / "half.gguf", GGMLQuantizationType.F16)
+    of = {"device": "rtx-4060", "use": "chat"}
+    plain, other = (question_of(model=half, weights=weights, **of) for weights in (None, "q8_0"))
+    best = Trial(composition=Composition(), scenario=None, outcome="done", figures={"answer_s": 1.0})
+    assert today(plain, [best]).facts["conversion"] == [] and len(today(plain, [best]).lines) == 1
+    line, first = today(other, [best]).lines
+    to = half.replace("half.gguf", "half-q8_0.gguf")
+    assert f"-m {to} " in line
+    assert first.startswith("the figures are of q8_0 weights, and those of this file have 16 bits: convert it first: ")
+    assert first.endswith(f"llama-quantize --allow-requantize {half} {to} Q8_0")
+    # Weights of the same size are the file's own.
+    assert not question_of(model=half, weights="fp16", **of).converts
+    config = {"num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512}
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text(json.dumps({**config, "vocab_size": 99, "torch_dtype": "float16"}))
+    folder = question_of(model=str(tmp_path / "folder"), **of)
+    assert folder.weights == "q4_k_m", "a folder of 16 bits is run in the engine's usual format"
+    assert today(folder, [best]).facts["conversion"][1].startswith("python convert_hf_to_gguf.py ")
+
+
+def test_each_fault_of_a_use_is_one_line_with_file_line_and_key(
+    tmp_path: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    use = tmp_path / "mine.yaml"
+    use.write_text("name: mine\nabout: my own\nworkload: {kind: session, output: -4}\nbest: anwser_s\n")
+    code, out, err = call("advise", "--device", "rtx-4060", "--model", "qwen3-8b", "--use", str(use))
+    assert (code, out) == (2, "")
+    output, best = err.splitlines()
+    assert output == f"kvferry: --use: {use}:3: workload.output: -4: must be at least 1"
+    assert best.startswith(f"kvferry: --use: {use}:4: best: 'anwser_s' is none of answer_s, ")
 
 
 def test_a_file_of_dimensions_has_the_usual_format_unless_it_says_bits(tmp_path: Path) -> None:

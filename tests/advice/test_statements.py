@@ -1,8 +1,6 @@
 """What an answer says, from trials made up by hand: figures decide each statement, and other figures say otherwise."""
 
 import json
-import shlex
-import subprocess
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -10,18 +8,19 @@ from typing import Any
 import pytest
 
 from kvferry.advice.advise import reserve_s
-from kvferry.advice.answer import Answer, runners_up
+from kvferry.advice.answer import Answer, not_over_all, runners_up
 from kvferry.advice.bound import Bound
 from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
-from kvferry.advice.evidence import of_source
+from kvferry.advice.evidence import Evidence, left_out, of_source
 from kvferry.advice.fit import Fit, why_none
-from kvferry.advice.measure import NUMBERS, Sensitivity, next_measurement
+from kvferry.advice.measure import COPIES, NUMBERS, Sensitivity, next_measurement
 from kvferry.advice.question import Question, question_of
-from kvferry.advice.today import engines, today
-from kvferry.advice.trial import Trial
+from kvferry.advice.today import today
+from kvferry.advice.trial import Trial, tried
 from kvferry.advice.worth import not_worth, worths
 from kvferry.analysis.metrics import metrics_for
+from kvferry.analysis.sureness import Sureness
 from kvferry.api.scenario import load
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError
@@ -59,10 +58,13 @@ def test_a_part_that_gains_nothing_is_not_worth_it_and_one_that_gains_is(questio
     assert gains["keeping KV in memory between turns"] == pytest.approx(1.0)
     assert gains["KV on storage while decoding"] == pytest.approx(-0.0099, abs=1e-4)
     said = " ".join(not_worth(question, ranked, (), FIT).lines)
-    assert "costs +1 %: KV on storage while decoding (up to 40,960 tokens it fits in memory)" in said
-    assert "worth it: keeping KV in memory between turns (2 times as fast)" in said
+    assert "no, costs +1 %: KV on storage while decoding (up to 40,960 tokens it fits in memory)" in said
+    assert "yes: keeping KV in memory between turns (2 times as fast)" in said
     other = [trial(5.0, decode="flexgen", away="storage"), trial(10.0)]
-    assert "worth it: KV on storage while decoding (2 times as fast)" in not_worth(question, other, (), FIT).lines
+    said_of = not_worth(question, other, (), FIT)
+    assert "yes: KV on storage while decoding (2 times as fast)" in said_of.lines
+    # The title is not said twice in one line.
+    assert not any(line.startswith("worth it") for line in said_of.lines)
 
 
 def test_a_part_is_judged_beside_what_gives_up_as_much(question: Question) -> None:
@@ -74,8 +76,11 @@ def test_a_part_is_judged_beside_what_gives_up_as_much(question: Question) -> No
     assert gains["keeping KV in memory between turns"] == pytest.approx(8.0)
     assert gains["KV on storage while decoding"] == float("inf")
     said = not_worth(question, ranked, (), replace(FIT, in_memory=9_216))
-    assert "KV on storage while decoding (nothing else that gives up as little ran)" in said.lines[-3]
-    assert said.lines[-2].startswith("not tried: dynakv, ") and "takes minutes" in said.lines[-2]
+    (alone,) = (line for line in said.lines if line.startswith("not compared, as nothing else ran that gives up as"))
+    assert alone.partition(": ")[2].startswith("KV on storage while decoding")
+    assert not any(line.startswith("yes") and "KV on storage" in line for line in said.lines)
+    (untried,) = (line for line in said.lines if line.startswith("not tried: dynakv, "))
+    assert "takes minutes" in untried
     assert said.facts["gains"]["KV on storage while decoding"] is None
     assert "keeping KV in memory between turns" not in [one.part.name for one in worths(question, ranked[:2])]
 
@@ -87,7 +92,7 @@ def test_keeping_kv_at_all_is_judged_before_each_way_to_keep_it(question: Questi
     assert gains["keeping KV between turns"] == pytest.approx(4.5)
     assert gains["keeping KV in memory between turns rather than another way"] == pytest.approx(0.1 / 21.0)
     said = not_worth(question, ranked, (), FIT).lines
-    assert any(line.startswith("worth it: keeping KV between turns (5.5 times as fast)") for line in said)
+    assert any(line.startswith("yes: keeping KV between turns (5.5 times as fast)") for line in said)
     even = [*ranked[:3], trial(21.0, keep="drop")]
     assert [one.name for one in worths(question, even)] == ["keeping KV between turns"], "no way gains what none does"
 
@@ -95,7 +100,7 @@ def test_keeping_kv_at_all_is_judged_before_each_way_to_keep_it(question: Questi
 def test_where_help_is_best_its_gain_is_said_once(question: Question) -> None:
     ranked = [trial(10.0, helped="tokens-only"), trial(20.0), trial(30.0, keep="drop"), trial(40.0, keep="flash")]
     said = not_worth(question, ranked, (), FIT).lines
-    assert said[0] == "worth it: help of another machine (2 times as fast)" and "keeping" not in " ".join(said)
+    assert said[0] == "yes: help of another machine (2 times as fast)" and "keeping" not in " ".join(said)
 
 
 def test_a_gain_that_needs_coarser_kv_says_so(question: Question) -> None:
@@ -135,13 +140,22 @@ def test_what_comes_encoded_over_the_link_is_not_called_nothing() -> None:
 def test_with_one_run_nothing_is_said_of_others(question: Question) -> None:
     assert runners(question, [trial(5.0)]).lines == ("no other composition was tried",)
     (first, *_) = next_measurement(question, [Sensitivity(NUMBERS[0], 2.0, 0.5, 3.0, 6.0, ())]).lines
-    assert first.endswith("; the choice stays as it is")
+    assert first.endswith("; the choice stays the same")
 
 
-def test_a_command_that_two_compositions_share_is_said_to_be_one(question: Question) -> None:
-    line, same = today(question, [trial(5.0), trial(6.8, decode="full-flash")]).lines
-    assert line.startswith("llama-server") and same.startswith("full-flash + keep memory: the same command")
-    assert len(today(question, [trial(5.0), trial(6.8, keep="drop")]).lines) == 1
+def test_numbers_that_no_interval_allows_for_are_said_beside_the_intervals() -> None:
+    """How fast copies between memories are is assumed of this device: another rate is tried of it alone."""
+    asked = {"device": "rtx-4070-laptop", "model": "llama-3.2-1b", "settings": ["workload.turns=2"]}
+    best = tried(question_of(**asked), Composition(decode="flexgen", away="host", keep="drop"))
+    sureness = Sureness(best.figures, evidence={"decoding": {}, "not_known": {}})
+    decoding, copies = (Sensitivity(number, 2.0, 0.5, 3.0, 6.0, ()) for number in (NUMBERS[0], COPIES))
+    assert left_out(best, sureness, [decoding, copies]) == ["the copies between memories (assumed)"]
+    assert left_out(best, sureness) == ["the copies between memories (assumed)"], "the time ran out before it was tried"
+    assert left_out(best, sureness, [replace(copies, swing=0.0)]) == []
+    of_runs = Sureness(best.figures, evidence={"runs": {}, "not_known": {}})
+    assert left_out(best, of_runs, [copies]) == []
+    found = Evidence({"answer_s": (4.0, 6.0)}, dict.fromkeys(best.figures, "assumed"), "80 % intervals", (), ("x",))
+    assert found.statement(best).lines[-1] == "not in these intervals: x"
 
 
 def test_flags_are_of_the_processor_that_figures_are_of() -> None:
@@ -178,7 +192,7 @@ def test_what_is_faster_but_gives_up_more_is_named_over_few_turns_if_need_be(que
     line = f"giving up more: {name}: whole answer 10.0 s (-90 %)"
     slower = trial(150.0, decode="flexgen", away="storage")
     assert runners(question, [best, slower, coarse]).lines[1:] == (line,)
-    assert runners(question, [best], [coarse, best]).lines[1:] == (f"{line}, over few turns",)
+    assert runners(question, [best], [coarse, best]).lines[1:] == (f"{line}, over few turns, where the best has 100 s",)
     assert runners(question, [best, trial(101.0, kv_bits=8.5)]).lines[0].startswith("what else was tried is as good")
     assert not any("giving up" in said for said in runners(question, [best], [coarse]).lines)
 
@@ -189,8 +203,9 @@ def test_no_other_keeps_the_limits_only_where_there_are_some_and_all_were_tried(
     best, few, every = trial(5.0), [Composition(), Composition(keep="drop")], plain.space.everything()
     said = lambda question, tried: runners(question, [best], (), tried).lines  # noqa: E731
     assert said(limited, every) == said(short, every) == ("no other composition keeps the limits",)
-    assert said(limited, few) == ("none of the 1 others that were tried keeps the limits",)
-    assert said(plain, few) == ("none of the 1 others that were tried runs here",)
+    assert said(limited, few) == ("the only other one that was tried does not keep the limits",)
+    assert said(plain, few) == ("the only other one that was tried does not run here",)
+    assert said(plain, every[:3]) == ("none of the 2 others that were tried runs here",)
     assert said(limited, few[:1]) == ("no other composition was tried",)
 
 
@@ -242,8 +257,29 @@ def test_energy_says_what_it_leaves_out_and_what_the_helper_takes(question: Ques
 
 
 def test_a_first_answer_says_that_later_turns_do_not_fit() -> None:
-    assert "19,712 tokens and does not fit" in Fit(5_120, False, 8e9, 6e9).lacks(19_712)[0]
-    assert Fit(20_480, False, 8e9, 6e9).lacks(19_712) == Fit(5_120, True, 8e9, 6e9).lacks(19_712) == []
+    few = not_over_all((3, 24))
+    assert few == "judged over 3 of 24 turns, not known over all" and not_over_all((24, 24)) == ""
+    short = Fit(5_120, False, 8e9, 6e9, longest_turn=19_712, few=few)
+    said = str(short)
+    assert said.startswith(
+        "it does not fit over all turns: the longest has 19,712 tokens; the longest context is 5,120"
+    )
+    assert short.statement().facts["fits_over_all_turns"] is False
+    for other in (replace(short, context=20_480), replace(short, is_least=True)):
+        assert str(other).startswith("6.00 GB of 8.00 GB, judged over 3 of 24 turns, not known over all; ")
+        assert other.statement().facts["fits_over_all_turns"] is None
+    assert str(replace(short, context=20_480, few="")).startswith("it fits: ")
+
+
+def test_a_choice_over_few_turns_says_so_where_it_would_say_that_it_keeps_limits() -> None:
+    question = question_of(device="rtx-4060", model="qwen3-8b", ttft="3 s")
+    few, whole = (chosen(question, [trial(5.0)], not_over_all((turns, 16))) for turns in (3, 16))
+    assert few.lines[0] == "vllm + keep memory: judged over 3 of 16 turns, not known over all"
+    assert few.lines[-1] == "--ttft: judged over 3 of 16 turns, not known over all"
+    assert not few.facts["kept_over_all_turns"] and whole.facts["kept_over_all_turns"]
+    assert whole.lines[0] == "vllm + keep memory" and whole.lines[-1] == "it keeps --ttft"
+    found = Answer(question=question, best=trial(5.0), ranked=[trial(5.0)], judged_turns=(3, 16))
+    assert json.loads(found.to_json())["judged"] == {"turns": 3, "turns_of_use": 16, "known_over_all": False}
 
 
 def test_the_limit_that_is_missed_by_least_gives_way_first() -> None:
@@ -291,44 +327,6 @@ def test_sources_are_marked_by_their_own_words() -> None:
     assert of_source("engine llama.cpp: gemv: fitted on all rows") == "fitted"
     assert of_source("data sheet, dense FP16") == "data sheet"
     assert of_source("NVIDIA data sheet; 152 GB/s measured elsewhere") == "data sheet"
-
-
-def test_an_engine_gives_its_flags_or_what_it_lacks(question: Question) -> None:
-    assert today(question, [trial(5.0)]).lines[0].startswith("llama-server -m qwen3-8b.gguf -ngl 99 -c ")
-    coarse = today(question, [trial(5.0, kv_bits=8.5, prefill_chunk=512)]).lines[0]
-    assert "-fa on -ctk q8_0 -ctv q8_0" in coarse and "-b 512" in coarse
-    lacking, nearest = today(question, [trial(5.0, decode="kvswap", away="storage"), trial(6.0)]).lines
-    assert "no engine has kvswap" in lacking and "KVSwap's prototype" in lacking
-    # A prototype has what no engine has.
-    flexgen = today(question, [trial(5.0, decode="flexgen", away="storage"), trial(6.0)]).lines[0]
-    assert flexgen == "no engine has flexgen as it is here: FlexGen's prototype"
-    assert nearest.startswith("nearest that one has (+20 %): llama-server")
-    both = engines()["vllm"].line(Composition(keep="memory-flash", load="cachegen"), "m", 4096)
-    connector = """--kv-transfer-config '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}'"""
-    disk = "LMCACHE_LOCAL_DISK=file:///DIR/ LMCACHE_MAX_LOCAL_DISK_SIZE=GIB"
-    remote = "LMCACHE_REMOTE_URL=lm://HOST:PORT LMCACHE_REMOTE_SERDE=cachegen"
-    # Once, though both parts need it; variables in front, so that a shell takes the line.
-    assert both == f"{disk} {remote} vllm serve m --max-model-len 4096 {connector}"
-
-
-def test_turns_of_a_model_with_windows_go_on_behind_all_of_its_kv() -> None:
-    llama = engines()["llama.cpp"]
-    assert llama.line(Composition(), "gemma-3-12b", 4096, windows=True).endswith("-c 4096 --swa-full")
-    assert "--swa-full" not in llama.line(Composition(keep="drop"), "gemma-3-12b", 4096, windows=True)
-    asked = question_of(device="rtx-4090", model="gemma-3-12b", use="chat", link="none")
-    assert "--swa-full" in today(asked, [trial(5.0)]).lines[0]
-
-
-def test_a_model_by_its_file_is_one_word_of_a_shell() -> None:
-    hostile = "./x; touch pwned #.gguf"
-    line = engines()["llama.cpp"].line(Composition(), hostile, 4096)
-    assert shlex.split(line) == ["llama-server", "-m", hostile, "-ngl", "99", "-c", "4096"]
-    assert "-m llama-3.1-8b.gguf " in engines()["llama.cpp"].line(Composition(), "llama-3.1-8b", 4096)
-    # Folding would make a space of a line end, and a terminal obey the rest.
-    odd = engines()["llama.cpp"].line(Composition(), "it's\n\x1b[31m.gguf", 4096)
-    assert r" -m $'it\'s\x0a\x1b[31m.gguf' " in odd
-    read_back = subprocess.run(["bash", "-c", r"printf %s $'it\'s\x0a\x1b[31m.gguf'"], capture_output=True, text=True)
-    assert read_back.stdout == "it's\n\x1b[31m.gguf"
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,8 @@ def test_tune_is_the_commands(call: Call) -> None:
     with pytest.raises(kvferry.InputError, match="^most_group: 0: must be at least 1\nrelaxation: 2.0"):
         kvferry.tune(*where, most_group=0, relaxation=2.0)
     code, _, err = call("tune", "kvswap/throughput", *words, "--most-group", "0", "--relaxation", "2")
-    assert (code, err.splitlines()[1:]) == (
-        2,
-        ["--most-group: 0: must be at least 1", "--relaxation: 2.0: must be at most 1"],
-    )
+    lines = ["kvferry: --most-group: 0: must be at least 1", "kvferry: --relaxation: 2.0: must be at most 1"]
+    assert (code, err.splitlines()) == (2, lines)
 
 
 def test_reproduce_gives_frames_and_what_the_command_prints(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:

@@ -366,7 +366,7 @@ def test_a_reader_that_left_is_no_fault(call: Call, runs: dict[str, Any]) -> Non
             ("--set", "load.trace=wifi-campos"),
             "kvferry: --set load.trace=wifi-campos: load.trace: no trace is called 'wifi-c",
         ),
-        (("--set", "a=1", "--set", "b=1"), "kvferry:\n--set a=1: a: unknown key; known here: "),
+        (("--set", "a=1", "--set", "b=1"), "kvferry: --set a=1: a: unknown key; known here: "),
     ],
 )
 def test_wrong_input_is_two(call: Call, runs: dict[str, Any], arguments: tuple[str, ...], message: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from kvferry.analysis.remarks import rests_on
 from kvferry.api.scenario import under_systems
 from kvferry.scenarios.loader import dump_scenario, load_scenario
+from kvferry.scenarios.weights_of_file import usual_weights
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -78,3 +79,12 @@ def test_a_default_that_the_engine_does_not_read_gives_way_to_one_that_it_reads(
         "weights of llama-3.1-8b: mlx-4bit in place of the scenario's q4_k_m, which mlx does not read"
     ]
     assert not said(load_scenario("decode"))
+
+
+def test_bits_of_a_users_own_dimensions_hold_and_an_engine_has_its_usual_format(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: llama-3.2-1b\nname: mine\nweight_bits: 8.0\nembedding_bits: 8.0\n")
+    scenario = load_scenario("decode", [f"model={tmp_path / 'mine.yaml'}"])
+    assert (scenario.model.weights, scenario.model.weight_bits) == (None, 8.0)
+    assert said(scenario) == ["weights of mine: the model's own (8 bits) in place of the scenario's q4_k_m"]
+    assert usual_weights(["q4_0", "q4_k_m", "fp16"]) == "q4_k_m" and usual_weights(["bf16"]) == "bf16"
+    assert usual_weights([]) is None
