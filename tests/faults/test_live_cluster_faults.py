@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from forked import Forked, mounts_of_its_own
 from live_faults import cut, cut_and_stretch, cut_in_half, flip_a_bit, opened, reported_until_it_failed
-from tiny import LIVE_DECODING, changed
+from tiny import LIVE_PLAIN, changed
 
 from kvferry.disk.direct_storage import Storage, StorageFull
 from kvferry.machine.ops import Extents
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 
 # Nothing is kept in memory between steps, and clusters are cut early.
 SCENARIO = changed(
-    {key: value for key, value in LIVE_DECODING.items() if key != "policies"},
+    LIVE_PLAIN,
     system="dynakv",
     workload={"context": 256, "batch": 1, "output": 40},
     policies={"residency": "none", "selected_share": 0.3, "threshold": 0.7},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from forked import Forked
 from noted_entries import Computed, check_entries, noted_entries, whole
-from tiny import LIVE_DECODING, changed
+from tiny import LIVE_PLAIN, changed
 
 from kvferry.disk.direct_storage import StorageFull
 from kvferry.disk.kv_file import KvFile
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 # Clusters are cut early and often: in three of four steps.
 SCENARIO = changed(
-    {key: value for key, value in LIVE_DECODING.items() if key != "policies"},
+    LIVE_PLAIN,
     system="dynakv",
     workload={"context": 256, "batch": 1, "output": 60},
     policies={"selected_share": 0.3, "threshold": 0.7},
