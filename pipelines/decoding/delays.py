@@ -18,7 +18,7 @@ from kvferry.pipelines.decoding.computing import Attend, NextToken, PassOnRest
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Part, Parts, Queue
 from kvferry.pipelines.decoding.stages import KINDS
-from kvferry.pipelines.decoding.timetable import Times, Timetable, idle_s
+from kvferry.pipelines.decoding.timetable import Times, Timetable, idle_s, timed
 from kvferry.policies.decode.read_ahead import ReadAhead
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import Learned
@@ -153,7 +153,7 @@ class Delays:
         free: Mapping[Queue, float],
     ) -> Times:
         """Times a step at whose beginning layers move from the tiers `before` to `tiers`; `free` is as in
-        ``Timetable.times``."""
+        ``timed``."""
         ends, arriving = dict(free), {}
         for layer, (source, to) in enumerate(zip(before, tiers, strict=True)):
             if source != to:
@@ -169,7 +169,7 @@ class Delays:
         free: Mapping[Queue, float] | None = None,
         arriving: Mapping[int, float] | None = None,
     ) -> Times:
-        return table.times(parts, self.beside, free, arriving, self.beside_processor)
+        return timed(table.steps, parts, self.beside, free, arriving, self.beside_processor)
 
     def _written(self, plan: DecodePlan, tiers: tuple[Tier, ...], free: Mapping[Queue, float]) -> dict[Queue, float]:
         """Returns when each queue is free again, once the KV blocks that a step has completed are written."""

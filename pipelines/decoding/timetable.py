@@ -30,7 +30,8 @@ class Step(NamedTuple):
 
 
 class Timetable:
-    """Makes a list of stages ready to be timed many times. ``kinds`` are the ones that occur."""
+    """Makes a list of stages ready to be timed many times. ``kinds`` are the ones that occur, ``steps`` what
+    ``timed`` takes."""
 
     def __init__(self, stages: Stages) -> None:
         place = {stage.key: n for n, stage in enumerate(stages)}
@@ -40,7 +41,7 @@ class Timetable:
         # Places in the list: of all that the processor works at, of its part in each layer, and of the last move.
         self.worked = tuple(n for n, moves in enumerate(moving) if not moves)
         self.last_move = max(n for n, moves in enumerate(moving) if moves)
-        self._steps = [
+        self.steps = [
             Step(stage.layer if moves else None, [place[key] for key in stage.after], stage.awaited)
             for stage, moves in zip(stages, moving, strict=True)
         ]
@@ -48,17 +49,6 @@ class Timetable:
     def worked_at(self, layer: int) -> list[int]:
         """Returns the places in the list of what the processor does for a layer."""
         return [n for n in self.worked if self.stages[n].layer == layer]
-
-    def times(
-        self,
-        parts: Sequence[Parts],
-        beside: Mapping[Queue, float],
-        free: Mapping[Queue, float] | None = None,
-        arriving: Mapping[int, float] | None = None,
-        beside_processor: Mapping[Queue, float] | None = None,
-    ) -> Times:
-        """Returns when each stage begins and ends, by the parts of each; the rest is as of ``timed``."""
-        return timed(self._steps, parts, beside, free, arriving, beside_processor)
 
 
 def timed(

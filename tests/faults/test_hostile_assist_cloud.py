@@ -1,7 +1,6 @@
 """Whatever a cloud says, however often, the device has its answer within its patience and what it takes by itself."""
 
 import math
-from collections.abc import Iterator
 from time import sleep
 from typing import Any
 
@@ -9,10 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 from deadline import deadline
-from hostile_assist import HostileCloud, Voice, Way, as_fast_as_it_can
+from hostile_assist import HOSTILE, OUTPUT, HostileCloud, Voice, Way, as_fast_as_it_can, one_model  # noqa: F401
 from tiny import changed
 
-from kvferry.backends.live.assist import parts
 from kvferry.backends.live.assist.runner import AssistRunner
 from kvferry.backends.live.wire.channel import WiredChannel
 from kvferry.cloud.messages import BadMessage
@@ -23,36 +21,11 @@ from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 
 pytestmark = pytest.mark.torch
-OUTPUT, PATIENCE_S = 8, 0.5
+PATIENCE_S = 0.5
 # What the device takes by itself is far below a second; the machine may be busy with other tests.
 ALLOWED_S = PATIENCE_S + 12
-LIVE: dict[str, Any] = {
-    "name": "hostile",
-    "backend": "torch",
-    "system": "pd-device",
-    "device": "laptop-cpu",
-    "model": "byte-small",
-    "link": {"rate": "20 Mbit/s", "rtt": "4 ms"},
-    "machines": {"cloud": {"device": "laptop-cpu", "model": "byte-small"}},
-    "workload": {
-        "kind": "assist",
-        "prompt": 128,
-        "beginning": 16,
-        "question": 32,
-        "output": OUTPUT,
-        "resident": True,
-        "privacy": "may-leave",
-    },
-    "policies": {"assist": {"name": "optimised", "tokens": 4, "ratio": 1.0, "patience": f"{PATIENCE_S} s"}},
-}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_model() -> Iterator[None]:
-    found = parts.warm_model(load_scenario(LIVE))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "warm_model", lambda scenario: found)
-        yield
+ASSIST = {"name": "optimised", "tokens": 4, "ratio": 1.0, "patience": f"{PATIENCE_S} s"}
+LIVE = changed(HOSTILE, policies={"assist": ASSIST})
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """A cloud that sends its mask where it likes among its tokens, or what is none: the answer is whole, in time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,10 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 from deadline import deadline
-from hostile_assist import HostileCloud, Voice, as_fast_as_it_can
+from hostile_assist import HOSTILE, OUTPUT, HostileCloud, Voice, as_fast_as_it_can, one_model  # noqa: F401
 from tiny import changed
 
-from kvferry.backends.live.assist import parts
 from kvferry.backends.live.wire.event import MESSAGE
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
@@ -19,35 +18,13 @@ from kvferry.policies.assist.prompt_mask import mask_of_text
 from kvferry.scenarios.loader import load_scenario
 
 pytestmark = pytest.mark.torch
-OUTPUT, TOKENS = 8, 5
-LIVE: dict[str, Any] = {
-    "name": "hostile masks",
-    "backend": "torch",
-    "system": "pd-device",
-    # It takes itself for a slow one, and so promises a slow pace.
-    "device": {"extends": "laptop-cpu", "processors": {"cpu": {"bytes_per_s": "30 MB/s"}}},
-    "model": "byte-small",
-    "link": {"rate": "20 Mbit/s", "rtt": "4 ms"},
-    "machines": {"cloud": {"device": "laptop-cpu", "model": "byte-small"}},
-    "workload": {
-        "kind": "assist",
-        "prompt": 128,
-        "beginning": 16,
-        "question": 32,
-        "output": OUTPUT,
-        "resident": True,
-        "privacy": "may-leave",
-    },
-    "policies": {"assist": {"name": "optimised", "tokens": TOKENS, "ratio": 0.5, "patience": "60 s"}},
-}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_model() -> Iterator[None]:
-    found = parts.warm_model(load_scenario(LIVE))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "warm_model", lambda scenario: found)
-        yield
+TOKENS = 5
+# The device takes itself for a slow one, and so promises a slow pace.
+LIVE = changed(
+    HOSTILE,
+    device={"extends": "laptop-cpu", "processors": {"cpu": {"bytes_per_s": "30 MB/s"}}},
+    policies={"assist": {"name": "optimised", "tokens": TOKENS, "ratio": 0.5, "patience": "60 s"}},
+)
 
 
 def ran(*steps: str, asked: int = TOKENS, **changes: Any) -> Run:

@@ -3,17 +3,15 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forked import Forked, mounts_of_its_own
 from live_faults import cut, cut_and_stretch, cut_in_half, flip_a_bit, opened, reported_until_it_failed
-from tiny import LIVE_DECODING, changed
+from tiny import LIVE_PLAIN, changed
 
 from kvferry.disk.direct_storage import Storage, StorageFull
 from kvferry.machine.ops import Extents
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.torch
 
 # Nothing is kept in memory between steps, and clusters are cut early.
 SCENARIO = changed(
-    {key: value for key, value in LIVE_DECODING.items() if key != "policies"},
+    LIVE_PLAIN,
     system="dynakv",
     workload={"context": 256, "batch": 1, "output": 40},
     policies={"residency": "none", "selected_share": 0.3, "threshold": 0.7},
@@ -149,22 +147,19 @@ def test_a_process_that_is_killed_while_it_writes_a_cut(tmp_path: Path, share: f
     """Its file has no name, and goes with it. Somebody who has it open finds all that was there when the last write
     ended, but for the clusters that were being written: those of the cut lie there in part."""
     described = changed(SCENARIO, live={"kv_folder": str(tmp_path)})
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), json.dumps(described), str(share)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        said = json.loads(process.stdout.readline())
-        fds = Path(f"/proc/{process.pid}/fd")
-        (path,) = (one for one in fds.iterdir() if str(tmp_path) in os.readlink(one))
-        kept = os.open(path, os.O_RDONLY)
-        try:
-            before = process.stdout.read(os.fstat(kept).st_size)
-            process.stdin.write(b"\n")
-            process.stdin.close()
-            assert process.wait(60) == -signal.SIGKILL
-            after = os.pread(kept, len(before), 0)
-        finally:
-            os.close(kept)
+    child = Forked(KILLED, json.dumps(described), str(share))
+    said = json.loads(child.stdout.readline())
+    fds = Path(f"/proc/{child.pid}/fd")
+    (path,) = (one for one in fds.iterdir() if str(tmp_path) in os.readlink(one))
+    kept = os.open(path, os.O_RDONLY)
+    try:
+        before = child.stdout.read(os.fstat(kept).st_size)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        assert child.wait() == -signal.SIGKILL
+        after = os.pread(kept, len(before), 0)
+    finally:
+        os.close(kept)
     assert len(after) == len(before)
     changed_at = np.flatnonzero(np.frombuffer(before, np.uint8) != np.frombuffer(after, np.uint8))
     inside = np.zeros(len(before), bool)
@@ -234,14 +229,11 @@ FULL = """
 
 def test_a_device_that_is_full_when_a_cluster_is_cut(tmp_path: Path) -> None:
     """A file system that promised room, as thinly provisioned ones do, has none for the part that leaves."""
-    alone = ["unshare", "--user", "--map-root-user", "--mount"]
-    try:
-        subprocess.run([*alone, "mount", "-t", "tmpfs", "small", str(tmp_path)], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting a small file system is not allowed here")
     described = changed(SCENARIO, live={"kv_folder": str(tmp_path)})
-    command = [*alone, sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path), json.dumps(described)]
-    kind, why, of_a_cut, reported, left = json.loads(subprocess.check_output(command, text=True, timeout=100))
+    with mounts_of_its_own(tmp_path) as inside:
+        child = Forked(FULL, str(tmp_path), json.dumps(described), inside=inside)
+        kind, why, of_a_cut, reported, left = json.loads(child.stdout.read())
+        assert child.wait() == 0
     assert kind == "StorageFull"
     assert why.endswith("the device is full")
     assert of_a_cut == [True]

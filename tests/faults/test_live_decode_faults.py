@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked, mounts_of_its_own
 from live_faults import cut, cut_and_stretch, cut_in_half, flip_a_bit, opened, punch_hole, reported_until_it_failed
 from tiny import LIVE_DECODING, changed
 
@@ -255,13 +253,10 @@ ON_A_SMALL_DEVICE = """
 
 
 def test_a_full_device(tmp_path: Path) -> None:
-    alone = ["unshare", "--user", "--map-root-user", "--mount"]
-    try:
-        subprocess.run([*alone, "mount", "-t", "tmpfs", "small", str(tmp_path)], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting a small file system is not allowed here")
-    command = [*alone, sys.executable, "-c", textwrap.dedent(ON_A_SMALL_DEVICE), str(tmp_path), json.dumps(SCENARIO)]
-    made, after, written, after_writing = subprocess.check_output(command, text=True, timeout=100).splitlines()
+    with mounts_of_its_own(tmp_path) as inside:
+        child = Forked(ON_A_SMALL_DEVICE, str(tmp_path), json.dumps(SCENARIO), inside=inside)
+        made, after, written, after_writing = child.stdout.read().decode().splitlines()
+        assert child.wait() == 0
     assert made.startswith("StorageFull cannot make ")
     assert made.endswith("the device is full")
     assert written.startswith("StorageFull cannot write ")

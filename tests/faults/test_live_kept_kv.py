@@ -4,15 +4,13 @@ import errno
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked
 from noted_entries import Computed, check_entries, noted_entries, whole
-from tiny import LIVE_DECODING, changed
+from tiny import LIVE_PLAIN, changed
 
 from kvferry.disk.direct_storage import StorageFull
 from kvferry.disk.kv_file import KvFile
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 # Clusters are cut early and often: in three of four steps.
 SCENARIO = changed(
-    {key: value for key, value in LIVE_DECODING.items() if key != "policies"},
+    LIVE_PLAIN,
     system="dynakv",
     workload={"context": 256, "batch": 1, "output": 60},
     policies={"selected_share": 0.3, "threshold": 0.7},
@@ -44,7 +42,7 @@ def kept_by(path: Path) -> dict[str, Any]:
     return changed(SCENARIO, live={"kv_file": str(path)})
 
 
-# Makes a process for each kill, so that torch is loaded once: it says how many tokens there are as they come.
+# Makes a process for each kill: it says how many tokens there are as they come.
 KILLED = """
     import json, os, random, signal, sys, time
     import torch
@@ -86,8 +84,9 @@ KILLED = """
 @pytest.mark.long
 def test_killed_at_any_moment(tmp_path: Path, computed: Computed) -> None:
     paths = [tmp_path / f"{n}.kv" for n in range(KILLS)]
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), json.dumps([kept_by(path) for path in paths]), "7"]
-    said = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300, check=True).stdout.splitlines()
+    child = Forked(KILLED, json.dumps([kept_by(path) for path in paths]), "7")
+    said = child.stdout.read().splitlines()
+    assert child.wait() == 0
     steps = set[int]()
     for path, (tokens, number) in zip(paths, map(json.loads, said), strict=True):
         assert number == signal.SIGKILL
@@ -138,8 +137,7 @@ def test_killed_between_the_log_and_the_file(tmp_path: Path, computed: Computed,
     path = tmp_path / "run.kv"
     # Nothing is kept in memory or in an area of its own: what is written is what is new, or cut.
     described = changed(kept_by(path), policies={"residency": "none"})
-    command = [sys.executable, "-c", textwrap.dedent(CUT), json.dumps(described), str(share), str(cuts)]
-    assert subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
+    assert Forked(CUT, json.dumps(described), str(share), str(cuts)).wait() == -signal.SIGKILL
     found = KvFile(path)
     check_entries(found, computed)
     summary = found.summary()

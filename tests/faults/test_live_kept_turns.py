@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from random import Random
 from time import sleep
 from typing import Any
 
 import pytest
+from forked import Forked
 from tiny import LIVE_TURNS, changed
 
 from kvferry.pipelines.record import Run
@@ -82,8 +80,7 @@ THREE_WAYS: dict[str, Any] = {"system": "three-way", "policies": {"keep": "memor
 def test_killed_in_a_write(tmp_path: Path, whole: Any, share: float, write: int, system: dict[str, Any]) -> None:
     budget = {"kept_memory": "256 KiB", "kept_flash": "1280 KiB"}
     described = changed(kept_by(tmp_path / "kept.kv"), budget=budget, **system)
-    command = [sys.executable, "-c", textwrap.dedent(MIDWAY), json.dumps(described), str(share), str(write)]
-    assert subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
+    assert Forked(MIDWAY, json.dumps(described), str(share), str(write)).wait() == -signal.SIGKILL
     again = ran(described)
     assert again.measured["answers"] == whole
     # A place is struck off before it is written over, and noted behind: nothing is left that is not whole.
@@ -104,9 +101,9 @@ def test_killed_at_any_moment(tmp_path: Path, whole: Any) -> None:
         run_scenario(load_scenario(json.loads(sys.argv[1])))
     """
     for _ in range(6):
-        command = [sys.executable, "-c", textwrap.dedent(code), json.dumps(described)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None and child.stdout.readline() == "ready\n"
-            sleep(chance.random() * 1.5)
-            os.kill(child.pid, signal.SIGKILL)
+        child = Forked(code, json.dumps(described))
+        assert child.stdout.readline() == b"ready\n"
+        sleep(chance.random() * 1.5)
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
     assert ran(described).measured["answers"] == whole

@@ -1,6 +1,7 @@
 """Sweeps that are interrupted, killed, lose a process, or find their files damaged."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from tiny import STREAMED, as_yaml
+from command import Call
+from tiny import STREAMED, as_yaml, tiny
 
 from kvferry.analysis.dataset import Dataset, read_points
 from kvferry.analysis.sweep import run_points
 from kvferry.pipelines.record import Run
+from kvferry.pipelines.run import BACKENDS
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import KvferryError
 
@@ -73,11 +76,16 @@ def wait_for_rows(folder: Path, process: subprocess.Popen[str]) -> None:
     raise AssertionError("no rows appeared within a minute")
 
 
-def whole(folder: Path, n_points: int) -> bytes:
-    """The bytes of an undisturbed sweep."""
-    process = start(folder / "undisturbed", n_points, 1)
-    assert process.wait(60) == 0
-    return (folder / "undisturbed" / "points.parquet").read_bytes()
+def ended(folder: Path, n_points: int) -> bytes:
+    """Carries a sweep to its end, in this process; returns the bytes of its table."""
+    script = folder.parent / "sweep_script.py"
+    script.write_text(SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"NAP": "0", "DEADLY": "", "FINISHED": str(folder.parent / "finished")}.items():
+            patch.setenv(name, value)
+        points = [tiny(STREAMED, seed=seed) for seed in range(n_points)]
+        run_points(points, folder, 1, run=runpy.run_path(str(script))["run"])
+    return (folder / "points.parquet").read_bytes()
 
 
 def processes_of(group: int) -> dict[int, str]:
@@ -110,11 +118,10 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
-    again = start(tmp_path / "data", 12, 1)
-    assert again.wait(60) == 0
+    whole = ended(tmp_path / "data", 12)
     assert sorted(os.listdir(tmp_path / "data")) == [".lock", "parts", "points.parquet", "timings.parquet"]
     assert os.listdir(tmp_path / "data" / "parts") == []
-    assert (tmp_path / "data" / "points.parquet").read_bytes() == whole(tmp_path, 12)
+    assert whole == ended(tmp_path / "undisturbed", 12)
 
 
 @pytest.mark.long
@@ -129,8 +136,7 @@ def test_killed_again_and_again_at_any_moment_it_ends_with_the_same_bytes(tmp_pa
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         assert set(read_points(tmp_path / "data")["outcome"]) <= {"done"}
-    assert start(tmp_path / "data", 12, 1).wait(60) == 0
-    assert (tmp_path / "data" / "points.parquet").read_bytes() == whole(tmp_path, 12)
+    assert ended(tmp_path / "data", 12) == ended(tmp_path / "undisturbed", 12)
 
 
 @pytest.mark.long
@@ -159,8 +165,7 @@ def test_killed_twenty_times_it_loses_what_was_under_way_and_nothing_else(tmp_pa
         assert ran - 2 * workers <= kept <= ran + 2 * workers
         assert set(read_points(tmp_path / "data")["outcome"]) <= {"done"}
     assert 20 < len(read_points(tmp_path / "data")) < n_points
-    assert start(tmp_path / "data", n_points, 1).wait(120) == 0
-    assert (tmp_path / "data" / "points.parquet").read_bytes() == whole(tmp_path, n_points)
+    assert ended(tmp_path / "data", n_points) == ended(tmp_path / "undisturbed", n_points)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -262,37 +267,30 @@ plots:
 )
 
 
-def kvferry(folder: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", f"{before}\nfrom kvferry.cli.main import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-
-
-def test_the_command(tmp_path: Path) -> None:
-    (tmp_path / "study.yaml").write_text(STUDY)
-    first = kvferry(tmp_path, "sweep", "study.yaml", "-j", "1")
-    assert first.returncode == 0, first.stderr
-    summary, device = first.stdout.splitlines()
+def test_the_command(here: Path, call: Call) -> None:
+    Path("study.yaml").write_text(STUDY)
+    code, out, err = call("sweep", "study.yaml", "-j", "1")
+    assert code == 0, err
+    summary, device = out.splitlines()
     assert summary == "study: 2 points (2 done), 2 of them new"
     assert device.startswith("rtx-5080-laptop is not a measured device")
-    assert first.stderr == "written to runs/study\nline-workload.context-ttft_s: each mark: 1 point, 1 seed\n"
-    assert (tmp_path / "runs/study/plots/line-workload.context-ttft_s.png").exists()
-    bad = kvferry(tmp_path, "sweep", "study.yaml", "--set", "system=stream")
-    assert (bad.returncode, bad.stdout) == (2, "")
-    assert bad.stderr.startswith("kvferry: --set system=stream: system: unknown system 'stream'")
+    assert err == "written to runs/study\nline-workload.context-ttft_s: each mark: 1 point, 1 seed\n"
+    assert Path("runs/study/plots/line-workload.context-ttft_s.png").exists()
+    code, out, err = call("sweep", "study.yaml", "--set", "system=stream")
+    assert (code, out) == (2, "")
+    assert err.startswith("kvferry: --set system=stream: system: unknown system 'stream'")
 
 
-def test_the_command_lists_what_failed(tmp_path: Path) -> None:
-    (tmp_path / "study.yaml").write_text(STUDY)
-    broken = """
-import kvferry.pipelines.run as run
-from kvferry.specs.errors import KvferryError
-def no_world(*_, **__): raise KvferryError("no machine today")
-run.BACKENDS["sim"] = no_world
-"""
-    done = kvferry(tmp_path, "sweep", "study.yaml", "-j", "1", before=broken)
-    assert done.returncode == 1
-    assert done.stdout == "study: 2 points (2 failed), 2 of them new\n"
-    lines = done.stderr.splitlines()
+def test_the_command_lists_what_failed(here: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_world(*_: Any, **__: Any) -> None:
+        raise KvferryError("no machine today")
+
+    Path("study.yaml").write_text(STUDY)
+    monkeypatch.setitem(BACKENDS, "sim", no_world)
+    code, out, err = call("sweep", "study.yaml", "-j", "1")
+    assert code == 1
+    assert out == "study: 2 points (2 failed), 2 of them new\n"
+    lines = err.splitlines()
     assert lines[1].startswith("line-workload.context-ttft_s: not drawn: ")
     assert lines[2].startswith("failed: workload.context 4096: ")
     assert lines[3].startswith("failed: workload.context 8192: ")
@@ -305,9 +303,9 @@ def test_an_interrupted_run_is_no_result(tmp_path: Path) -> None:
     assert read_points(tmp_path).empty
 
 
-def test_recorded_chunks_that_do_not_fit_stop_a_sweep(tmp_path: Path) -> None:
-    (tmp_path / "chunks.npz").write_bytes(b"not chunks")
-    (tmp_path / "study.yaml").write_text(STUDY.replace("context: 4Ki}", "context: 4Ki, chunks: ./chunks.npz}"))
-    done = kvferry(tmp_path, "sweep", "study.yaml", "-j", "1")
-    assert done.returncode == 2
-    assert "workload.chunks: " in done.stderr
+def test_recorded_chunks_that_do_not_fit_stop_a_sweep(here: Path, call: Call) -> None:
+    Path("chunks.npz").write_bytes(b"not chunks")
+    Path("study.yaml").write_text(STUDY.replace("context: 4Ki}", "context: 4Ki, chunks: ./chunks.npz}"))
+    code, _, err = call("sweep", "study.yaml", "-j", "1")
+    assert code == 2
+    assert "workload.chunks: " in err

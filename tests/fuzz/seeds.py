@@ -11,19 +11,20 @@ _ONLY = os.environ.get("KVFERRY_FUZZ")
 _TIMES = int(os.environ.get("KVFERRY_FUZZ_TIMES", "1"))
 
 
-def blocks(quick: int, long: int, size: int) -> Any:
-    """Parametrises a test by `seeds`, `size` at a time; those from `quick` up to `long` are marked as long."""
+def blocks(quick: int, long: int, size: int, first: int = 0) -> Any:
+    """Parametrises a test by `seeds`, `size` at a time; all but `quick` from `first` on, where none takes 10 s, are
+    marked as long."""
     if _ONLY:
         found = [pytest.param(range(int(_ONLY), int(_ONLY) + 1), id=_ONLY)]
     else:
         long *= _TIMES
         found = [
             pytest.param(
-                range(first, min(first + size, long)),
-                id=f"{first}-{min(first + size, long) - 1}",
-                marks=[] if first < quick else [pytest.mark.long],
+                range(begin, min(begin + size, long)),
+                id=f"{begin}-{min(begin + size, long) - 1}",
+                marks=[] if first <= begin < first + quick else [pytest.mark.long],
             )
-            for first in range(0, long, size)
+            for begin in range(0, long, size)
         ]
     return pytest.mark.parametrize("seeds", found)
 

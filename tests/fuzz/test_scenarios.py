@@ -86,7 +86,7 @@ def test_extreme_scenarios(seeds: range, tmp_path: Path, systems: dict[str, list
     check_each(seeds, f"{HERE}::test_extreme_scenarios", case)
 
 
-@blocks(quick=4, long=400, size=4)
+@blocks(quick=4, long=400, size=4, first=8)
 def test_devices_that_warm_up(seeds: range, tmp_path: Path, systems: dict[str, list[str]]) -> None:
     """And clouds beside them."""
 
@@ -101,7 +101,7 @@ def test_devices_that_warm_up(seeds: range, tmp_path: Path, systems: dict[str, l
     check_each(seeds, f"{HERE}::test_devices_that_warm_up", case)
 
 
-@blocks(quick=4, long=400, size=4)
+@blocks(quick=4, long=400, size=4, first=4)
 def test_weights_that_do_not_fit(seeds: range, tmp_path: Path, systems: dict[str, list[str]]) -> None:
     def case(seed: int) -> str | None:
         chance = Random(seed)

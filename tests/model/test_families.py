@@ -1,6 +1,7 @@
 """Families of models by their folders alone: what they say for real is what transformers' generate says."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,15 @@ def prompts(seed: int, sequences: int, context: int) -> list[list[int]]:
 
 
 def generated(folder: Path, ids: list[int], tokens: int) -> list[int]:
+    return list(_generated(folder, tuple(ids), tokens))
+
+
+@cache
+def _generated(folder: Path, ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
     with torch.no_grad():
         said = model.generate(torch.tensor([ids]), max_new_tokens=tokens, do_sample=False)
-    return list(said[0, len(ids) :].tolist())
+    return tuple(said[0, len(ids) :].tolist())
 
 
 def decoding(folder: Path, system: str, *settings: str, **changes: Any) -> Scenario:

@@ -2,17 +2,39 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import Any
+
+import pytest
+from tiny import LIVE_ASSISTED, changed
 
 from kvferry.backends.live.wire.event import END, MESSAGE, OPEN, PART, as_sent, read, written
 
 # Called with what it may say, and the device's request; it says nothing more when it returns.
 Way = Callable[["Voice", dict[str, Any]], None]
 KEY = "key1"
+OUTPUT = 8
+HOSTILE = changed(
+    LIVE_ASSISTED,
+    name="hostile",
+    link={"rate": "20 Mbit/s"},
+    workload={"prompt": 128, "beginning": 16, "question": 32, "output": OUTPUT},
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_model() -> Iterator[None]:
+    """Of the tests of a module that imports it: they warm up one model, once."""
+    from kvferry.backends.live.assist import parts
+    from kvferry.scenarios.loader import load_scenario
+
+    found = parts.warm_model(load_scenario(HOSTILE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "warm_model", lambda scenario: found)
+        yield
 
 
 class Voice:

@@ -115,6 +115,8 @@ LIVE_DECODING: dict[str, Any] = {
     "budget": {"kv": "10 MiB"},
     "live": {"weights": "random", "paced": False},
 }
+# The same with a system's own policies.
+LIVE_PLAIN: dict[str, Any] = {key: value for key, value in LIVE_DECODING.items() if key != "policies"}
 # A bundled model on both sides: prompts are sent as text, which random weights have no tokens for.
 LIVE_ASSISTED: dict[str, Any] = ASSISTED | {
     "backend": "torch",
@@ -199,6 +201,25 @@ def tiny_model(**changes: Any) -> ModelSpec:
         "ffn": 48,
         "vocabulary": 61,
         "source": "made up: two query heads to each of two KV heads",
+    }
+    return ModelSpec(**described | changes)
+
+
+def by_hand_model(**changes: Any) -> ModelSpec:
+    """A model of small round numbers, whose weights take a byte and embeddings and KV two."""
+    described: dict[str, Any] = {
+        "name": "by-hand",
+        "layers": 3,
+        "hidden": 10,
+        "query_heads": 4,
+        "kv_heads": 2,
+        "head_dim": 5,
+        "ffn": 20,
+        "vocabulary": 100,
+        "weight_bits": 8,
+        "embedding_bits": 16,
+        "kv_value_bytes": 2,
+        "source": "made up",
     }
     return ModelSpec(**described | changes)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from kvferry.pipelines.decoding.replay import Replay
 from kvferry.pipelines.decoding.runtimes import on_runtime, others
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.pipelines.decoding.workload import plan_for
+from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.engine_memory import offload_of
 from kvferry.scenarios.loader import load_scenario
@@ -90,11 +92,17 @@ RUNS = {
 }
 
 
+@cache
+def ran(case: str) -> tuple[Scenario, Run]:
+    name, settings, _ = RUNS[case]
+    scenario = load_scenario(name, settings)
+    return scenario, run_scenario(scenario)
+
+
 @pytest.mark.parametrize("case", RUNS)
 def test_it_comes_to_what_a_run_there_does(case: str) -> None:
-    name, settings, tolerance = RUNS[case]
-    scenario = load_scenario(name, settings)
-    elsewhere = Elsewhere(scenario, run_scenario(scenario))
+    (scenario, run), (*_, tolerance) = ran(case), RUNS[case]
+    elsewhere = Elsewhere(scenario, run)
     for what, changed in ENDS.items():
         there = changed(scenario)
         found = elsewhere.run(there)
@@ -106,9 +114,8 @@ def test_it_comes_to_what_a_run_there_does(case: str) -> None:
 
 @pytest.mark.parametrize("case", RUNS)
 def test_noted_steps_come_to_what_they_took(case: str) -> None:
-    name, settings, _ = RUNS[case]
-    scenario = load_scenario(name, settings)
-    decoded = run_scenario(scenario).decoded
+    scenario, run = ran(case)
+    decoded = run.decoded
     assert decoded is not None and decoded.noted is not None
     plan = plan_for(scenario, DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values))
     delays = Delays(on_runtime(scenario).device, scenario.model, scenario.costs.truth)
@@ -121,8 +128,7 @@ def test_noted_steps_come_to_what_they_took(case: str) -> None:
 
 
 def test_on_its_own_device_nothing_changes() -> None:
-    scenario = load_scenario("decode", ["system=kvswap", *ON_NVME])
-    run = run_scenario(scenario)
+    scenario, run = ran("kvswap, from the host")
     found = Elsewhere(scenario, run).run(scenario)
     assert found is not None
     assert metrics_for(scenario, found) == pytest.approx(metrics_for(scenario, run), rel=1e-12)
@@ -130,15 +136,14 @@ def test_on_its_own_device_nothing_changes() -> None:
 
 def test_where_the_plan_is_another_one_it_has_to_be_run() -> None:
     """Without a search among slots, KVSwap keeps more of them."""
-    scenario = load_scenario("decode", ["system=kvswap", *ON_NVME])
-    elsewhere = Elsewhere(scenario, run_scenario(scenario))
+    scenario, run = ran("kvswap, from the host")
+    elsewhere = Elsewhere(scenario, run)
     (ideal,) = (one for one in others(scenario) if one.runtime is not None and one.runtime.name == "ideal")
     assert elsewhere.run(ideal) is None
 
 
 def test_a_few_steps_are_noted_of_a_run_and_none_changes_by_it() -> None:
-    scenario = load_scenario("decode", ["system=kvswap", *ON_NVME])
-    decoded = run_scenario(scenario).decoded
+    decoded = ran("kvswap, from the host")[1].decoded
     assert decoded is not None and decoded.noted is not None
     waited = [entry for entry in decoded.noted.steps.entries if isinstance(entry.work, Op) and entry.awaited]
     heads = [entry for entry in waited if type(entry.work).__name__ == "OutputHead"]

@@ -6,7 +6,7 @@ import pytest
 from decoding import roles_of
 
 from kvferry.pipelines.decoding.prices import Part, Parts
-from kvferry.pipelines.decoding.timetable import Interval, Timetable, idle_s
+from kvferry.pipelines.decoding.timetable import Interval, Timetable, idle_s, timed
 from kvferry.policies.decode.stages import Key, Stage, before_pass
 
 SECONDS = {"select": 1, "look_up": 2, "attend": 3, "feed_forward": 4, "next_token": 5, "retrieve": 6}
@@ -23,7 +23,7 @@ def ends(
     system: str, layers: int, beside: float = 1.0, moves: Parts = READ, ahead: bool = True, **before: Any
 ) -> dict[str, float]:
     table = Timetable(roles_of(system, **({} if ahead else {"ahead": False})).step(layers))
-    times = table.times(parts_of(table, moves), {"storage": beside, "copies": beside}, **before).stages
+    times = timed(table.steps, parts_of(table, moves), {"storage": beside, "copies": beside}, **before).stages
     return {f"{stage.kind} {stage.layer}": times[n][1] for n, stage in enumerate(table.stages)}
 
 
@@ -79,7 +79,7 @@ def brought_together(moves: Parts, beside: float) -> list[Interval]:
         return [Stage("bring", layer)]
 
     table = Timetable(before_pass((Stage("retrieve", 0),), fetch, "bring", 2))
-    return table.times(parts_of(table, moves), {"storage": beside, "copies": beside}).stages
+    return timed(table.steps, parts_of(table, moves), {"storage": beside, "copies": beside}).stages
 
 
 def test_reads_and_copies_overlap_by_hand() -> None:
@@ -118,7 +118,7 @@ def test_one_choice_before_the_pass_by_hand() -> None:
     stages = before_pass((Stage("retrieve", 0, awaited=True),), fetch, "bring", 2)
     # Retrieve 6, look up 8 and 10; read from 8 to 18 and 28; layer 0 computes from 18 to 25, layer 1 from 28 to 35.
     table = Timetable(stages)
-    assert [end for _, end in table.times(parts_of(table), {}).stages] == [6, 8, 18, 10, 28, 21, 25, 31, 35]
+    assert [end for _, end in timed(table.steps, parts_of(table), {}).stages] == [6, 8, 18, 10, 28, 21, 25, 31, 35]
 
 
 def test_idle_time_by_hand() -> None:

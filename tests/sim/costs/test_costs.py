@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tiny import by_hand_model
 
 from kvferry.machine.ops import (
     Advance,
@@ -33,20 +34,7 @@ from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 
-MODEL = ModelSpec(
-    name="by-hand",
-    layers=3,
-    hidden=10,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=5,
-    ffn=20,
-    vocabulary=100,
-    weight_bits=8,
-    embedding_bits=16,
-    kv_value_bytes=2,
-    source="made up",
-)
+MODEL = by_hand_model()
 WORK = Arithmetic(MODEL)
 # K and V projections: 2 x 10 x (2 x 5) = 200 weights. Q and output: 2 x 10 x (4 x 5) = 400. FFN: 3 x 10 x 20 = 600.
 PROJECTION, LAYER = 200, 1200

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import by_hand_model
 
 from kvferry.machine.ops import DecodeStep, Prefill, PrefillLayer
 from kvferry.policies.decode.attention_kernel import PAGED
@@ -13,22 +14,7 @@ from kvferry.sim.costs.op_rules import Arithmetic
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.specs.model import ModelSpec
 
-MODEL = ModelSpec(
-    name="by-hand",
-    layers=3,
-    hidden=10,
-    query_heads=4,
-    kv_heads=2,
-    head_dim=5,
-    ffn=20,
-    vocabulary=100,
-    weight_bits=8,
-    embedding_bits=16,
-    kv_value_bytes=2,
-    window=6,
-    full_layers=(0, 2),
-    source="made up",
-)
+MODEL = by_hand_model(window=6, full_layers=(0, 2))
 GPU = load_device("tiny").processors["gpu"]
 
 

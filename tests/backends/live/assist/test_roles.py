@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 from deadline import deadline
-from tiny import changed
+from tiny import LIVE_ASSISTED, changed
 
 from kvferry.backends.live.assist.runner import AssistRunner
 from kvferry.model.request_session import RequestSession
@@ -23,25 +23,13 @@ from kvferry.scenarios.loader import load_scenario
 
 pytestmark = pytest.mark.torch
 OUTPUT = 12
-LIVE: dict[str, Any] = {
-    "name": "live",
-    "backend": "torch",
-    "system": "pd-device",
-    "device": {"extends": "laptop-cpu", "storage": "nvme"},
-    "model": "byte-small",
-    "link": {"rate": "20 Mbit/s", "rtt": "4 ms"},
-    "machines": {"cloud": {"device": "laptop-cpu", "model": "byte-small"}},
-    "workload": {
-        "kind": "assist",
-        "prompt": 320,
-        "beginning": 32,
-        "question": 48,
-        "output": OUTPUT,
-        "resident": True,
-        "privacy": "may-leave",
-    },
-    "policies": {"assist": {"name": "optimised", "tokens": 5, "ratio": 0.5, "patience": "20 s"}},
-}
+LIVE = changed(
+    LIVE_ASSISTED,
+    device={"extends": "laptop-cpu", "storage": "nvme"},
+    link={"rate": "20 Mbit/s"},
+    workload={"prompt": 320, "beginning": 32, "question": 48, "output": OUTPUT},
+    policies={"assist": {"name": "optimised", "tokens": 5, "ratio": 0.5, "patience": "20 s"}},
+)
 
 SLOW = {"processors": {"cpu": {"bytes_per_s": "30 MB/s"}}}
 PAPERS, BEHIND = ({"assist": {**LIVE["policies"]["assist"], "mask": mask}} for mask in ("with-token", "behind-token"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from small_decoding import exact_logits
-from tiny import LIVE_DECODING, changed, tiny
+from tiny import LIVE_PLAIN, changed, tiny
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.run import run_scenario
@@ -23,12 +23,11 @@ def test_every_request_says_what_it_says_alone(
     model: Any, tmp_path: Path, pages: int, arrivals: dict[str, str] | None
 ) -> None:
     model.save_pretrained(tmp_path)
-    described = {key: value for key, value in LIVE_DECODING.items() if key != "policies"}
     lengths = [{"context": context, "output": output} for context, output in LENGTHS]
     # Three layers of two heads with keys and values of 16 numbers of 4 B.
     pool_bytes = pages * 16 * 3 * 2 * 2 * 16 * 4
     wanted = tiny(
-        changed(described, system="vllm", live={"weights": str(tmp_path)}),
+        changed(LIVE_PLAIN, system="vllm", live={"weights": str(tmp_path)}),
         workload={"batch": 3, "lengths": lengths, "arrivals": arrivals},
         budget={"kv": None, "in_memory_kv": f"{pool_bytes} B"},
     )

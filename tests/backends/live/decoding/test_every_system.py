@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from small_decoding import exact_logits
-from tiny import LIVE_DECODING, changed, tiny
+from tiny import LIVE_PLAIN, changed, tiny
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.backends.live.engine.thread_work import LiveWork
@@ -36,8 +36,7 @@ def weights(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scenario(weights: Path, system: str, **changes: Any) -> Scenario:
-    described = {key: value for key, value in LIVE_DECODING.items() if key != "policies"}
-    described = changed(described, workload={"context": CONTEXT, "batch": BATCH, "output": OUTPUT})
+    described = changed(LIVE_PLAIN, workload={"context": CONTEXT, "batch": BATCH, "output": OUTPUT})
     return tiny(changed(described, system=system, live={"weights": str(weights)}), **changes)
 
 

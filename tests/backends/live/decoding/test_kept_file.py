@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from noted_entries import check_entries, noted_entries, whole
-from tiny import LIVE_DECODING, changed
+from tiny import LIVE_PLAIN, changed
 
 from kvferry.disk.kv_file import KvFile
 from kvferry.pipelines.run import run_scenario
@@ -17,7 +17,7 @@ from kvferry.specs.errors import InputError
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-SCENARIO = changed({key: value for key, value in LIVE_DECODING.items() if key != "policies"}, system="dynakv")
+SCENARIO = changed(LIVE_PLAIN, system="dynakv")
 POOLS: dict[str, Any] = {"name": "cluster-pools", "group_tokens": 4, "page_buffers": 2, "page": "1 KiB"}
 WAYS: list[tuple[str, dict[str, Any]]] = [
     ("dynakv", {"threshold": 0.5, "selected_share": 0.3}),

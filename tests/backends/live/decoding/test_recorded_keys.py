@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import LIVE_DECODING, changed
+from tiny import LIVE_PLAIN, changed
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.run import run_scenario
@@ -27,8 +27,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def scenario(system: str, **changes: Any) -> Scenario:
-    described = {key: value for key, value in LIVE_DECODING.items() if key != "policies"}
-    described |= {"system": system, "policies": POLICIES[system]}
+    described = LIVE_PLAIN | {"system": system, "policies": POLICIES[system]}
     described = changed(described, workload={"context": CONTEXT, "batch": 1, "output": OUTPUT})
     return load_scenario(changed(described, **changes))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from plugin import RANDOM, none_left, written  # noqa: F401
 from small_decoding import small_model
-from tiny import LIVE_DECODING, changed, tiny
+from tiny import LIVE_DECODING, LIVE_PLAIN, changed, tiny
 
 from kvferry.analysis.metrics import metrics_for
 from kvferry.machine.handles import Attended
@@ -110,8 +110,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(weights: Path, system: str, **changes: Any) -> Scenario:
-    described = {key: value for key, value in LIVE_DECODING.items() if key != "policies"}
-    described = changed(described, workload={"context": CONTEXT, "batch": 2, "output": OUTPUT}, system=system)
+    described = changed(LIVE_PLAIN, workload={"context": CONTEXT, "batch": 2, "output": OUTPUT}, system=system)
     return tiny(changed(described, live={"weights": str(weights), "quality": True}), **changes)
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,19 +54,23 @@ def test_kept_kv_gives_the_answers_of_the_whole_model() -> None:
     assert kept.measured["answers"] == by_transformers(live(), kept.measured["answers"])
 
 
+@pytest.fixture(scope="module")
+def exact() -> Any:
+    """The answers of a model in float16 that keeps nothing."""
+    nothing = {"kept_memory": None, "kept_flash": None}
+    return ran(live(**EXACT, system="forgetful", budget=nothing, live={"dtype": "float16"})).measured["answers"]
+
+
 @pytest.mark.parametrize("load", ["stream-only", "ferry"])
-def test_loaded_kv_does(load: str) -> None:
+def test_loaded_kv_does(load: str, exact: Any) -> None:
     policies = {"load": {"name": load, "codec": "fp16"}}
     scenario = live(**EXACT, policies=policies, live={"dtype": "float16"})
     loaded = ran(scenario)
-    alone = ran(
-        live(**EXACT, system="forgetful", budget={"kept_memory": None, "kept_flash": None}, live={"dtype": "float16"})
-    )
     assert loaded.sessions is not None
     assert sum(turn.from_cloud for turn in loaded.sessions.turns) > 0
     if load == "stream-only":
         assert sum(turn.units_streamed for turn in loaded.sessions.turns) > 0
-    assert loaded.measured["answers"] == alone.measured["answers"]
+    assert loaded.measured["answers"] == exact
 
 
 def test_an_answer_that_completes_a_block() -> None:
@@ -84,9 +89,23 @@ def test_a_prompt_that_is_shorter_than_a_block() -> None:
     assert run.measured["answers"] == by_transformers(scenario, run.measured["answers"])
 
 
-def test_later_runs_find_what_lies_in_the_file(tmp_path: Path) -> None:
-    scenario = live(live={"kv_file": str(tmp_path / "kept.kv")})
-    first, again = ran(scenario), ran(scenario)
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+    """A run, and the folder of the file that it left."""
+    folder: Path = tmp_path_factory.mktemp("kept")
+    return ran(live(live={"kv_file": str(folder / "kept.kv")})), folder
+
+
+@pytest.fixture
+def path(kept: tuple[Run, Path], tmp_path: Path) -> Path:
+    """A copy of that file."""
+    shutil.copytree(kept[1], tmp_path, dirs_exist_ok=True)
+    return tmp_path / "kept.kv"
+
+
+def test_later_runs_find_what_lies_in_the_file(path: Path, kept: tuple[Run, Path]) -> None:
+    scenario = live(live={"kv_file": str(path)})
+    (first, _), again = kept, ran(scenario)
     assert again.measured["answers"] == first.measured["answers"]
     assert again.measured["kept_blocks_dropped"] == 0
     assert from_flash(again) > from_flash(first)
@@ -100,12 +119,10 @@ def test_later_runs_find_what_lies_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 50_000, 131_072, 200_000])
-def test_a_file_that_was_cut(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "kept.kv"
-    scenario = live(live={"kv_file": str(path)})
-    first = ran(scenario)
+def test_a_file_that_was_cut(path: Path, kept: tuple[Run, Path], cut: int) -> None:
+    first, _ = kept
     os.truncate(path, cut)
-    again = ran(scenario)
+    again = ran(live(live={"kv_file": str(path)}))
     assert again.measured["answers"] == first.measured["answers"]
     assert again.measured["kept_blocks_dropped"] > 0
     assert again.sessions is not None
@@ -113,14 +130,12 @@ def test_a_file_that_was_cut(tmp_path: Path, cut: int) -> None:
     assert (again.sessions.turns[0].from_flash > 0) <= (cut >= 131_072)
 
 
-def test_bytes_that_were_changed(tmp_path: Path) -> None:
-    path = tmp_path / "kept.kv"
-    scenario = live(live={"kv_file": str(path)})
-    first = ran(scenario)
+def test_bytes_that_were_changed(path: Path, kept: tuple[Run, Path]) -> None:
+    first, _ = kept
     with path.open("r+b") as file:
         file.seek(100)
         file.write(b"other")
-    again = ran(scenario)
+    again = ran(live(live={"kv_file": str(path)}))
     assert again.measured["kept_blocks_dropped"] == 1
     assert again.measured["answers"] == first.measured["answers"]
 
@@ -137,9 +152,7 @@ def test_bytes_that_were_changed(tmp_path: Path) -> None:
         ({"workload": {"in_cloud": "contexts"}}, "codec none instead of huffman"),
     ],
 )
-def test_the_file_of_other_kv_is_refused(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
-    path = tmp_path / "kept.kv"
-    ran(live(live={"kv_file": str(path)}))
+def test_the_file_of_other_kv_is_refused(path: Path, changes: dict[str, Any], what: str) -> None:
     before = path.read_bytes()
     changes = {**changes, "live": {**changes.get("live", {}), "kv_file": str(path)}}
     with pytest.raises(InputError, match="live.kv_file: ") as error:
@@ -148,8 +161,8 @@ def test_the_file_of_other_kv_is_refused(tmp_path: Path, changes: dict[str, Any]
     assert path.read_bytes() == before
 
 
-def test_a_device_that_is_full_keeps_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = ran(live())
+def test_a_device_that_is_full_keeps_nothing_more(kept: tuple[Run, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = kept
     really, writes = os.pwritev, 0
 
     def full(fd: int, buffers: Sequence[Any], offset: int) -> int:
