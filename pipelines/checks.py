@@ -65,10 +65,9 @@ def names_in_use(scenario: Scenario) -> Iterator[Complaint]:
     if not kind.of_many_machines(scenario):
         what = f"{scenario.workload.kind} runs on the device alone; leave it out"
         yield from (Complaint(("machines", name), what, at_key=True) for name in scenario.machines)
-    if scenario.backend == "torch" and scenario.live.weights != "random":
+    if scenario.backend == "torch" and scenario.live.weights not in (None, "random"):
         # By the files of its folder alone: torch takes seconds to be there. Models of other machines may lie elsewhere.
-        model = scenario.live.weights or scenario.model.name
-        yield from _complaint(("live", "weights"), partial(check_weights_of, model))
+        yield from _complaint(("live", "weights"), partial(check_weights_of, str(scenario.live.weights)))
     truth, estimate = scenario.costs.truth, scenario.costs.estimate
     # Of one model for both, what is wrong is said once.
     costs: dict[tuple[str, ...], str] = {("costs", "truth"): truth, ("costs", "estimate"): estimate}

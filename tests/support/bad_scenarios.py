@@ -27,7 +27,7 @@ ONE_FAULT: list[tuple[str, str, str | None]] = [
     # Unknown and missing keys.
     ("  rtt:", "  rt:", f"s.yaml:7: link.rt: unknown key; {LINK_KEYS}; did you mean 'rtt'?"),
     ("  rtt:", "  banana:", f"s.yaml:7: link.banana: unknown key; {LINK_KEYS}"),
-    ("name: small\n", "", "s.yaml:1: name: is missing"),
+    ("name: small\n", "", "s.yaml:1: name: is missing; write it like name: mine"),
     ("  context: 4Ki tokens\n", "", "s.yaml:8: workload.context: is missing; write it like context: 32Ki tokens"),
     # Units.
     ("4 ms", "4", "s.yaml:7: link.rtt: 4 has no unit; write it like '4 ms'"),
