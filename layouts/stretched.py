@@ -86,12 +86,19 @@ class Stretched(PlacedClusters):
         if not stored.all():
             there = stored[0] > 0
             flat, blocks, stored = flat[:, there], blocks[there], stored[:, there]
-        each, flat, blocks = len(blocks), flat.ravel(), np.tile(blocks, len(layers))
-        pieces = self._pieces(flat, blocks, np.zeros_like(flat), stored.ravel())
-        offsets, pools = pieces.offsets.reshape(stored.shape), self._pools(flat, blocks)
+        flat_rows, flat_blocks = flat.ravel(), np.tile(blocks, len(layers))
+        offsets, down = self._addresses(flat_rows, flat_blocks, np.zeros_like(flat_rows), stored.ravel())
+        offsets, down, pools = offsets.reshape(flat.shape), down.reshape(flat.shape), self._pools(flat_rows, flat_blocks)
         found = gathered_apart(offsets, stored, like.token_bytes, like.alignment_bytes, pools)
-        parts = [slice(n * each, (n + 1) * each) for n in range(len(layers))]
-        return [Reads(*commands, partial(pieces.taken, part)) for commands, part in zip(found, parts, strict=True)]
+        columns = zip(found, flat, stored, offsets, down, strict=True)
+        return [Reads(*commands, partial(self._whole_at, row, blocks, *of)) for commands, row, *of in columns]
+
+    def _whole_at(
+        self, rows: np.ndarray, blocks: np.ndarray, tokens: np.ndarray, offsets: np.ndarray, down: np.ndarray
+    ) -> Pieces:
+        """Blocks of `tokens`, whole, which lay there."""
+        layers, rows = np.divmod(rows, self.like.rows)
+        return Pieces(layers, rows, blocks, np.zeros_like(tokens), tokens, offsets, down, self.like.token_bytes)
 
     def whole(self, layer: int) -> Pieces:
         rows, blocks = np.nonzero(self._of_layer(self._tokens, layer))

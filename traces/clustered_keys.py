@@ -298,12 +298,14 @@ class ClusteredKeys:
 
     def _joined(self, joined: Sequence[Sequence[Joined] | None]) -> None:
         """Enters the keys under way into their clusters; splits have been made."""
+        places = {False: list[tuple[int, int]](), True: list[tuple[int, int]]()}
         for kind, of_layer in enumerate(joined[: self.kinds]):
-            for waiting in (False, True):
-                some = [one for one in of_layer or () if one.delayed == waiting]
-                if some:
-                    rows = np.array([kind * self.rows + one.row for one in some])
-                    self._join(rows, np.array([one.block for one in some]), waiting)
+            for one in of_layer or ():
+                places[one.delayed].append((kind * self.rows + one.row, one.block))
+        for waiting, some in places.items():
+            if some:
+                rows, clusters = np.array(some).T
+                self._join(rows, clusters, waiting)
 
     def _join(self, rows: np.ndarray, clusters: np.ndarray, waiting: bool) -> None:
         """The keys under way of these rows, all different, join clusters, or wait for them."""
