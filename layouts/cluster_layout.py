@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvferry.layouts.co_retrieval import orders
-from kvferry.layouts.layout import Layout, LayoutCounts, Ranges
+from kvferry.layouts.layout import Layout, LayoutCounts, Ranges, Wanted
 from kvferry.layouts.pieces import Pieces, Reads
 from kvferry.specs.errors import InputError
 
@@ -233,6 +233,10 @@ class PlacedClusters(ABC):
     def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
         """Returns how the same (row, block)s of several layers are read, whose blocks have the same tokens."""
         return [self.reads(int(layer), rows, blocks) for layer in layers]
+
+    def reads_together(self, wanted: Sequence[Wanted]) -> list[list[Reads]]:
+        """The same of several lists of layers, each with its own (row, block)s."""
+        return [self.reads_alike(*one) for one in wanted]
 
     @abstractmethod
     def whole(self, layer: int) -> Pieces:

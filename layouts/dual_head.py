@@ -119,12 +119,13 @@ class DualHead(Stretched):
     def _addresses(
         self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        unit, at, down = self.like.token_bytes, self._pool_at[rows, blocks], self._down[rows, blocks]
-        from_end = at + self._pool_bytes[rows, blocks] - (firsts + tokens) * unit
+        unit, places = self.like.token_bytes, rows * self.like.blocks + blocks
+        at, down = self._pool_at.take(places), self._down.take(places)
+        from_end = at + self._pool_bytes.take(places) - (firsts + tokens) * unit
         return np.where(down, from_end, at + firsts * unit), down
 
     def _pools(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray | None:
-        return self._pool_at[rows, blocks] if self.like.whole_pairs else None
+        return self._pool_at.take(rows * self.like.blocks + blocks) if self.like.whole_pairs else None
 
     def alone(self, layer: int, row: int) -> Sequence[int]:
         return self._alone[self._row(layer, row)]

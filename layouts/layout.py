@@ -11,6 +11,8 @@ from kvferry.layouts.pieces import Ranges as Ranges
 
 # One number, or an array of them, beside others.
 Places = np.ndarray | int
+# Layers that are alike, and rows and blocks that are wanted of each of them.
+Wanted = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclass
@@ -44,6 +46,10 @@ class PlacedBlocks(Protocol):
 
     def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
         """Returns how the same (row, block)s of several layers are read, whose blocks have the same tokens."""
+        ...
+
+    def reads_together(self, wanted: Sequence[Wanted]) -> list[list[Reads]]:
+        """The same of several lists of layers, each with its own (row, block)s."""
         ...
 
     def stretches(self, layer: int, blocks: int) -> Ranges:
@@ -117,6 +123,9 @@ class Layout:
         first = int(layers[0])
         found = self.reads(first, rows, blocks)
         return [self.reads_like(found, first, layer) for layer in layers.tolist()]
+
+    def reads_together(self, wanted: Sequence[Wanted]) -> list[list[Reads]]:
+        return [self.reads_alike(*one) for one in wanted]
 
     def stretches(self, layer: int, blocks: int) -> Ranges:
         """The first `blocks` of every row of a layer, as one range each."""

@@ -191,41 +191,47 @@ def gathered(
     one; so are two of one of `pools` (int64, like the stretches), through what lies between them. A contiguous access
     is of stretches that lie against each other, or of such a pair, whatever storage blocks they share with others.
     """
-    return gathered_apart(offsets[None], tokens[None], token_bytes, alignment_bytes, pools)[0]
+    return gathered_apart(offsets, tokens, [len(offsets)], token_bytes, alignment_bytes, pools)[0]
 
 
 def gathered_apart(
-    offsets: np.ndarray, tokens: np.ndarray, token_bytes: int, alignment_bytes: int, pools: np.ndarray | None = None
+    offsets: np.ndarray,
+    tokens: np.ndarray,
+    counts: Sequence[int],
+    token_bytes: int,
+    alignment_bytes: int,
+    pools: np.ndarray | None = None,
 ) -> list[Gathered]:
-    """The same of several readers, each with its own row of `offsets` and `tokens` int64[readers, stretches] (`pools`
-    flat), and with commands of its own."""
-    readers, each = offsets.shape
-    if not each:
+    """The same of several readers, each of so many of the stretches, one reader's behind the other's, and with commands
+    of its own."""
+    if not len(offsets):
         nothing = np.empty(0, np.int64)
-        return [(nothing, nothing, nothing)] * readers
-    order = (offsets.argsort(axis=1) + np.arange(readers)[:, None] * each).ravel()
-    offsets, tokens = offsets.ravel()[order], tokens.ravel()[order]
+        return [(nothing, nothing, nothing)] * len(counts)
+    ends = np.cumsum(counts)
+    # Reader by reader, by places in the file.
+    by_reader = np.repeat(np.arange(len(counts)) * (int(offsets.max()) + 1), counts) if len(counts) > 1 else 0
+    order = (offsets + by_reader).argsort()
+    offsets, tokens = offsets[order], tokens[order]
     begins = offsets & -alignment_bytes
-    ends = (offsets + tokens * token_bytes + alignment_bytes - 1) & -alignment_bytes
-    apart = begins[1:] > ends[:-1]
+    stops = (offsets + tokens * token_bytes + alignment_bytes - 1) & -alignment_bytes
+    apart = begins[1:] > stops[:-1]
     broken = offsets[1:] != offsets[:-1] + tokens[:-1] * token_bytes
     if pools is not None:
         pools = pools[order]
         others = pools[1:] != pools[:-1]
         apart &= others
         broken &= others
-    starts = np.arange(0, readers * each, each)
-    apart[starts[1:] - 1] = broken[starts[1:] - 1] = True
+    between = ends[(ends > 0) & (ends < len(offsets))] - 1
+    apart[between] = broken[between] = True
     first = np.concatenate(([0], apart.nonzero()[0] + 1))
     last = np.append(first[1:], len(offsets)) - 1
     accesses = np.concatenate(([0], broken.nonzero()[0] + 1))
-    found = begins[first], ends[last] - begins[first], np.add.reduceat(tokens, accesses)
-    if readers == 1:
+    found = begins[first], stops[last] - begins[first], np.add.reduceat(tokens, accesses)
+    if len(counts) == 1:
         return [found]
-    ends = np.append(starts[1:], readers * each)
     commands, entries = (_stretches(of.searchsorted(ends).tolist()) for of in (first, accesses))
-    at, lengths, counts = found
-    return [(at[some], lengths[some], counts[which]) for some, which in zip(commands, entries, strict=True)]
+    at, lengths, each = found
+    return [(at[some], lengths[some], each[which]) for some, which in zip(commands, entries, strict=True)]
 
 
 def _stretches(ends: list[int]) -> list[slice]:

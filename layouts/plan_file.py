@@ -1,6 +1,6 @@
 """The part of a plan's storage file behind its KV: the index, where it lies on storage."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,6 +19,8 @@ class PlanFile:
     vector_bytes: int
     alignment_bytes: int
     with_index: bool
+    # The last answer of each layer: that changes when a cluster is split.
+    _known: dict[int, tuple[int, Ranges]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def _index_row_bytes(self) -> int:
@@ -31,5 +33,10 @@ class PlanFile:
 
     def index_rows(self, layer: int, blocks: int) -> Ranges:
         """Returns where the vectors of a layer's first `blocks` lie: a range for each row."""
+        known = self._known.get(layer)
+        if known is not None and known[0] == blocks:
+            return known[1]
         begins = self.kv_bytes + (layer * self.rows + np.arange(self.rows)) * self._index_row_bytes
-        return begins, np.full(self.rows, blocks * self.vector_bytes)
+        ranges = begins, np.full(self.rows, blocks * self.vector_bytes)
+        self._known[layer] = blocks, ranges
+        return ranges

@@ -1,13 +1,15 @@
 """Clusters that each lie in one stretch of the file."""
 
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
+from kvferry.layouts.layout import Wanted
 from kvferry.layouts.pieces import Moves, Pieces, Reads, gathered_apart
 
 
@@ -81,17 +83,35 @@ class Stretched(PlacedClusters):
         return self.reads_alike(np.array([layer]), rows, blocks)[0]
 
     def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
-        like, flat = self.like, layers[:, None] * self.like.rows + rows
+        return self.reads_together([(layers, rows, blocks)])[0]
+
+    def reads_together(self, wanted: Sequence[Wanted]) -> list[list[Reads]]:
+        like = self.like
+        counts = [len(rows) for layers, rows, _ in wanted for _ in layers]
+        flat = np.concatenate([(layers[:, None] * like.rows + rows).ravel() for layers, rows, _ in wanted])
+        blocks = np.concatenate([np.tile(blocks, len(layers)) for layers, _, blocks in wanted])
         stored = self._stored(flat, blocks)
         if not stored.all():
-            there = stored[0] > 0
-            flat, blocks, stored = flat[:, there], blocks[there], stored[:, there]
-        each, flat, blocks = len(blocks), flat.ravel(), np.tile(blocks, len(layers))
-        pieces = self._pieces(flat, blocks, np.zeros_like(flat), stored.ravel())
-        offsets, pools = pieces.offsets.reshape(stored.shape), self._pools(flat, blocks)
-        found = gathered_apart(offsets, stored, like.token_bytes, like.alignment_bytes, pools)
-        parts = [slice(n * each, (n + 1) * each) for n in range(len(layers))]
-        return [Reads(*commands, partial(pieces.taken, part)) for commands, part in zip(found, parts, strict=True)]
+            there = stored > 0
+            counts = np.bincount(np.repeat(np.arange(len(counts)), counts)[there], minlength=len(counts)).tolist()
+            flat, blocks, stored = flat[there], blocks[there], stored[there]
+        offsets, down = self._addresses(flat, blocks, np.zeros_like(flat), stored)
+        pools = self._pools(flat, blocks)
+        found = gathered_apart(offsets, stored, counts, like.token_bytes, like.alignment_bytes, pools)
+        ends, columns = np.cumsum(counts).tolist(), (flat, blocks, stored, offsets, down)
+        parts = (slice(end - n, end) for n, end in zip(counts, ends, strict=True))
+        reads = (
+            Reads(*commands, partial(self._whole_at, *(of[part] for of in columns)))
+            for commands, part in zip(found, parts, strict=True)
+        )
+        return [list(islice(reads, len(layers))) for layers, _, _ in wanted]
+
+    def _whole_at(
+        self, rows: np.ndarray, blocks: np.ndarray, tokens: np.ndarray, offsets: np.ndarray, down: np.ndarray
+    ) -> Pieces:
+        """Blocks of `tokens`, whole, which lay there."""
+        layers, rows = np.divmod(rows, self.like.rows)
+        return Pieces(layers, rows, blocks, np.zeros_like(tokens), tokens, offsets, down, self.like.token_bytes)
 
     def whole(self, layer: int) -> Pieces:
         rows, blocks = np.nonzero(self._of_layer(self._tokens, layer))

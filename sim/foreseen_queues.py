@@ -30,19 +30,23 @@ class ForeseenQueues:
     def op(self, label: str, after_s: float, cost_s: float, n_bytes: float) -> float:
         """When an op ends that costs so much besides its dispatch, and may begin then."""
         begin = after_s if after_s > self._processor_s else self._processor_s
-        self._processor_s = end = self._end_beside(begin + self._dispatch_s, cost_s)
+        now = begin + self._dispatch_s
+        self._processor_s = end = now + cost_s if self._beside == 1 else self._end_beside(now, cost_s)
         self._worked.append((end, begin, label, n_bytes, False))
         return end
 
     def batch(self, label: str, after_s: float, took_s: float, n_bytes: float) -> float:
         """When a batch of reads or writes ends. It begins after all batches before it have begun."""
         lane = label if self._both_ways else "both"
-        begin = max(after_s, self._began_s, self._free_s.get(lane, 0.0))
+        begin = after_s if after_s > self._began_s else self._began_s
+        if (free_s := self._free_s.get(lane, 0.0)) > begin:
+            begin = free_s
         end = begin + took_s
         self._began_s, self._free_s[lane] = begin, end
         self._worked.append((end, begin, label, n_bytes, True))
-        if self._busy and begin <= self._busy[-1][1]:
-            self._busy[-1] = self._busy[-1][0], max(self._busy[-1][1], end)
+        if self._busy and begin <= (last := self._busy[-1])[1]:
+            if end > last[1]:
+                self._busy[-1] = last[0], end
         else:
             self._busy.append((begin, end))
         return end
@@ -50,8 +54,6 @@ class ForeseenQueues:
     def _end_beside(self, now: float, left: float) -> float:
         """When work that begins now ends; the storage slows it."""
         beside = self._beside
-        if beside == 1:
-            return now + left
         for begin, end in self._busy:
             if end <= now:
                 continue

@@ -33,6 +33,8 @@ class Storage(WorkQueue):
         self._map = spec.map
         # What was asked for so far lies between these.
         self._lowest, self._highest = np.inf, -np.inf
+        # By that, what a command waits for the mapping table.
+        self._missing_s = 0.0
         # What was moved last, and its commands: a model is read again and again.
         self._last: tuple[Extents, tuple[np.ndarray, np.ndarray]] | None = None
 
@@ -75,9 +77,14 @@ class Storage(WorkQueue):
         """What each of these commands, which ascend, waits for the mapping table, on average."""
         if self._map is None or not len(offsets):
             return 0.0
-        self._lowest = min(self._lowest, int(offsets[0]))
-        self._highest = max(self._highest, int(offsets[-1] + lengths[-1]))
-        return map_miss_s(self._map, self._highest - self._lowest)
+        return self._miss_within_s(self._map, int(offsets[0]), int(offsets[-1] + lengths[-1]))
+
+    def _miss_within_s(self, table: MapSpec, begin: int, end: int) -> float:
+        """The same of commands from one byte up to another."""
+        if begin < self._lowest or end > self._highest:
+            self._lowest, self._highest = min(self._lowest, begin), max(self._highest, end)
+            self._missing_s = map_miss_s(table, self._highest - self._lowest)
+        return self._missing_s
 
 
 def blocks_in_part(extents: Extents, block_bytes: int) -> Extents | None:

@@ -229,9 +229,7 @@ class CurveStorage(Storage):
     def priced_s(self, read: PricedRead) -> float:
         """What a read takes that comes next."""
         n, each_s, all_s = read.cost
-        miss_s = 0.0
-        if self._map is not None:
-            miss_s = self._map_miss_s(np.array([read.begin]), np.array([read.end - read.begin]))
+        miss_s = 0.0 if self._map is None else self._miss_within_s(self._map, read.begin, read.end)
         return all_s + n * miss_s if each_s is None else n * (each_s + miss_s)
 
     def seconds_of_equal(self, commands: int, each_bytes: int) -> float:

@@ -39,6 +39,9 @@ def best_head(scores: np.ndarray, width: int) -> np.ndarray:
 # run on, begin with the same.
 _OF_PROMPTS = ArrayMemo(KINDS)
 
+# Clusters are ranked by multiples of this.
+_RANKED = 64
+
 
 class ClusteredKeys:
     """The clusters of a run's rows, as policies decide about them: every key belongs to one, or waits for one.
@@ -71,7 +74,7 @@ class ClusteredKeys:
         self._waiting = np.zeros(self.table.counts.shape, np.int64)
         # Tokens that were skipped, and the step of the one under way.
         self._skipped, self._step = 0, -1
-        self._ranked: dict[int, np.ndarray] = {}
+        self._ranked: np.ndarray | None = None
         self._nearest: tuple[np.ndarray, np.ndarray] | None = None
         self._scores: np.ndarray | None = None
         # By kind, what the present step's splits came to.
@@ -109,14 +112,16 @@ class ClusteredKeys:
 
     def _ranking(self, k: int) -> np.ndarray:
         """int32[rows, k]: the clusters with the best scores, the best first."""
-        if k not in self._ranked:
+        if self._ranked is None or self._ranked.shape[1] < k:
             scores = self._all_scores()
             if scores.shape[1] < k:
                 scores = np.pad(scores, ((0, 0), (0, k - scores.shape[1])), constant_values=-np.inf)
-            best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
+            # Layers ask for about as many: one ranking serves all.
+            most = min(-(-k // _RANKED) * _RANKED, scores.shape[1])
+            best = np.argpartition(-scores, most - 1, axis=1)[:, :most]
             order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1, kind="stable")
-            self._ranked[k] = np.take_along_axis(best, order, 1).astype(np.int32)
-        return self._ranked[k]
+            self._ranked = np.take_along_axis(best, order, 1).astype(np.int32)
+        return self._ranked[:, :k]
 
     def _all_scores(self) -> np.ndarray:
         """float32[rows, clusters]: of the query under way."""
@@ -143,7 +148,7 @@ class ClusteredKeys:
 
     def _forget(self) -> None:
         """Drops the answers about the token before."""
-        self._ranked, self._nearest, self._scores, self._parts = {}, None, None, {}
+        self._ranked, self._nearest, self._scores, self._parts = None, None, None, {}
 
     def watch(self, told: Told) -> None:
         self._told = told
@@ -293,12 +298,14 @@ class ClusteredKeys:
 
     def _joined(self, joined: Sequence[Sequence[Joined] | None]) -> None:
         """Enters the keys under way into their clusters; splits have been made."""
+        places = {False: list[tuple[int, int]](), True: list[tuple[int, int]]()}
         for kind, of_layer in enumerate(joined[: self.kinds]):
-            for waiting in (False, True):
-                some = [one for one in of_layer or () if one.delayed == waiting]
-                if some:
-                    rows = np.array([kind * self.rows + one.row for one in some])
-                    self._join(rows, np.array([one.block for one in some]), waiting)
+            for one in of_layer or ():
+                places[one.delayed].append((kind * self.rows + one.row, one.block))
+        for waiting, some in places.items():
+            if some:
+                rows, clusters = np.array(some).T
+                self._join(rows, clusters, waiting)
 
     def _join(self, rows: np.ndarray, clusters: np.ndarray, waiting: bool) -> None:
         """The keys under way of these rows, all different, join clusters, or wait for them."""

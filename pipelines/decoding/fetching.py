@@ -201,22 +201,15 @@ class SwapIn(OfLayersAlike):
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         coming, now.coming = now.coming, None
         if coming is None and now.alike(layer):
-            self._choose(now, layer)
+            now.choose_ahead(layer)
         return coming or self._move(now, layer, after) or (after[0] if after else now.done())
 
     def begin_next_step(self, now: DecodeState, update: Update) -> None:
         """Begins the first layer of the next step, beside the output head of this one: without what this step changes,
         which is written behind the head."""
         if not now.last and not now.plan.layout.moves:
-            self._choose(now, 0, changed_blocks(update, 0))
+            now.choose_ahead(0, changed_blocks(update, 0))
             now.coming = self._move(now, 0, ())
-
-    @staticmethod
-    def _choose(now: DecodeState, layer: int, changing: BlockRows | None = None) -> None:
-        staying = now.plan.staying
-        places = now.layers[layer].resident.ahead(staying.ahead, now.plan.token_bytes, changing)
-        for other, found in now.reads_alike(layer, *places):
-            other.swapped = found if len(found.offsets) else None
 
     @staticmethod
     def _move(now: DecodeState, layer: int, after: After) -> Ticket | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Unpack
 
 import simpy
 
+from kvferry.layouts.pieces import Ranges
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Asked, MemoryPool
 from kvferry.machine.ops import Extents, Op
@@ -30,13 +31,9 @@ def foreseeable_by_stages(plan: DecodePlan, foresight: Foresight) -> bool:
     return foresight.beside == foresight.reads_beside == 1 and {*plan.tiers, *plan.last_tiers} == {"storage"}
 
 
-class Handed(NamedTuple):
-    """Work that a stage has handed over: an op, and what it takes besides its dispatch, or a batch of the storage."""
-
-    label: str
-    took_s: float
-    n_bytes: float
-    on_storage: bool
+# Work that a stage has handed over: its label, what it takes (an op besides its dispatch), bytes, and whether it is a
+# batch of the storage. A plain tuple, as a token has hundreds.
+Handed = tuple[str, float, float, bool]
 
 
 class ForeseenTicket(Ticket):
@@ -65,14 +62,9 @@ class ForeseenMachine:
         answer, cost = self._seen.answer(op), self._cost(op)
         # The rest of it, once it was dispatched.
         cost_s = processor.dispatch_s + cost.duration_s - processor.dispatch_s
-        self.handed.append(work := Handed(op.label, cost_s, cost.n_bytes, False))
-        return ForeseenTicket(self.env, answer, self.queued(work, self._begin_s(asked.get("after", ()))))
-
-    def queued(self, work: Handed, begin_s: float) -> float:
-        """Returns when work ends that may begin then, behind all before it."""
-        label, took_s, n_bytes, on_storage = work
-        queued = self.queues.batch if on_storage else self.queues.op
-        return queued(label, begin_s, took_s, n_bytes)
+        self.handed.append((op.label, cost_s, cost.n_bytes, False))
+        begin_s = self._begin_s(asked.get("after", ()))
+        return ForeseenTicket(self.env, answer, self.queues.op(op.label, begin_s, cost_s, cost.n_bytes))
 
     def _cost(self, op: Op) -> Cost:
         if op.answer is not None:
@@ -93,9 +85,9 @@ class ForeseenMachine:
         if "storage" not in (source, to):
             # The memory is one: what is to be copied is there already.
             return ForeseenTicket(self.env, None, begin_s)
-        for batch in storage.batches(what, writes=to == "storage"):
-            self.handed.append(work := Handed(*batch, True))
-            begin_s = self.queued(work, begin_s)
+        for label, took_s, n_bytes in storage.batches(what, writes=to == "storage"):
+            self.handed.append((label, took_s, n_bytes, True))
+            begin_s = self.queues.batch(label, begin_s, took_s, n_bytes)
         return ForeseenTicket(self.env, None, begin_s)
 
     def memory_of(self, tier: Tier) -> MemoryPool:
@@ -130,6 +122,8 @@ class StagedSteps:
         machine = now.machine
         self._now, self._env, self._storage = now, machine.env, foresight.storage
         now.machine = self._machine = ForeseenMachine(machine.env, foresight, machine.memory_of)
+        # By the first of some stages, what they read last, and its prices.
+        self._priced = dict[int, tuple[list[Ranges], list[PricedRead] | None]]()
         stages = now.plan.stages
         place = {stage.key: n for n, stage in enumerate(stages)}
         self._stages = [
@@ -145,26 +139,33 @@ class StagedSteps:
 
     def step(self) -> Generator[simpy.Event, None, None]:
         """Returns a SimPy process of one step: it waits for its end, when all that is over is on record."""
-        now, machine, under_way = self._now, self._machine, list[Ticket]()
+        now, machine = self._now, self._machine
+        # When each stage ends, and tickets of the ones that were begun.
+        ends_s, begun = list[float](), dict[int, Ticket]()
         machine.begin()
         repeated = dict[int, list[Handed | PricedRead]]()
         for n, (kind, layer, after, awaited, others) in enumerate(self._stages):
-            before = [under_way[m] for m in after]
-            if (works := repeated.get(n)) is None:
+            if n in repeated:
+                after_s = machine.handed_over_s
+                for m in after:
+                    if ends_s[m] > after_s:
+                        after_s = ends_s[m]
+                end_s = self._again(repeated[n], after_s)
+            else:
                 machine.handed = []
-                ticket = kind.begin(now, layer, tuple(before))
+                before = [begun[m] if m in begun else ForeseenTicket(self._env, None, ends_s[m]) for m in after]
+                begun[n] = ticket = kind.begin(now, layer, tuple(before))
+                end_s = ticket.end_s or 0.0
                 # Begun layer by layer where it is noted.
                 if others and now.notes is None and isinstance(kind, OfLayersAlike):
                     repeated |= self._repeated(kind, others, machine.handed)
-            else:
-                after_s = max([one.end_s or 0.0 for one in before], default=0.0)
-                ticket = ForeseenTicket(self._env, None, self._again(works, after_s))
-            under_way.append(ticket)
-            if awaited:
-                now.awaits(ticket)
-                machine.handed_over_s = max(machine.handed_over_s, ticket.end_s or 0.0)
-        now.awaits(under_way[-1])
-        yield at(self._env, under_way[-1].end_s or 0.0)
+                if awaited:
+                    now.awaits(ticket)
+            ends_s.append(end_s)
+            if awaited and end_s > machine.handed_over_s:
+                machine.handed_over_s = end_s
+        now.awaits(ticket)
+        yield at(self._env, end_s)
         machine.queues.record(self._env.now)
 
     def _repeated(
@@ -172,22 +173,31 @@ class StagedSteps:
     ) -> dict[int, list[Handed | PricedRead]]:
         """Returns the work of the same stage of other layers, by its place; none where it has to be begun to be
         known."""
-        if not any(work.on_storage for work in works):
-            return {n: [*works] for n in others}
+        if not any(on_storage for *_, on_storage in works):
+            again: list[Handed | PricedRead] = [*works]
+            return dict.fromkeys(others, again)
         moved = [kind.moved(self._now, self._stages[n].layer) for n in others]
         reads = [ranges for ranges in moved if ranges is not None]
-        if works[0].label != "Read" or any(work.on_storage for work in works[1:]) or len(reads) < len(others):
+        if works[0][0] != "Read" or any(on_storage for *_, on_storage in works[1:]) or len(reads) < len(others):
             return {}
-        priced = self._storage.priced(reads)
+        # What lies where it did is not priced again.
+        before, priced = self._priced.get(others[0], ([], None))
+        if priced is None or any(one is not other for one, other in zip(before, reads, strict=True)):
+            priced = self._storage.priced(reads)
+            self._priced[others[0]] = reads, priced
         if priced is None:
             return {}
         return {n: [read, *works[1:]] for n, read in zip(others, priced, strict=True)}
 
-    def _again(self, works: list[Handed | PricedRead], after_s: float) -> float:
-        """Hands over works, one after the other; returns when the last ends. Nothing to do has been done before."""
-        end_s, queued = 0.0, self._machine.queued
+    def _again(self, works: list[Handed | PricedRead], begin_s: float) -> float:
+        """Hands over works, one after the other, the first of which may begin then; returns when the last ends. Nothing
+        to do has been done before."""
+        end_s, queues = 0.0, self._machine.queues
         for work in works:
             if isinstance(work, PricedRead):
-                work = Handed("Read", self._storage.priced_s(work), work.n_bytes, True)
-            end_s = queued(work, max(after_s, end_s, self._machine.handed_over_s))
+                end_s = queues.batch("Read", begin_s, self._storage.priced_s(work), work.n_bytes)
+            else:
+                label, took_s, n_bytes, on_storage = work
+                end_s = (queues.batch if on_storage else queues.op)(label, begin_s, took_s, n_bytes)
+            begin_s = max(begin_s, end_s)
         return end_s

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Unpack
+from typing import Protocol, Unpack, cast
 
 import numpy as np
 import simpy
@@ -16,9 +16,11 @@ from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.decoding.noted import Notes
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.policies.decode.caches_of_layers import CachesOfLayers
+from kvferry.policies.decode.cluster_cache import ClusterCache
 from kvferry.policies.decode.kept_clusters import Maintenance
 from kvferry.policies.decode.residency import AllThere
-from kvferry.policies.decode.rows import Lookup
+from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.slot_table import Resident
 from kvferry.policies.decode.spans import gaps
 from kvferry.policies.decode.upkeep import Ahead, Kept, Update
@@ -144,6 +146,8 @@ class DecodeState:
         # By layer, the ones that are answered alike and have the same blocks: what a step finds in the first of them
         # goes for all.
         self._alike = [[n] for n in range(len(residents))]
+        # Layers told apart whose caches are swapped, with these.
+        self._together: tuple[list[int], CachesOfLayers] | None = None
         self.step = self._skipped = 0
         # Whether the step under way is the last one, and what that leaves to be written behind which ticket.
         self.last = False
@@ -162,6 +166,10 @@ class DecodeState:
         self._alike = [[] for _ in self.layers]
         for n in range(len(self.layers)):
             self._alike[n if n < first else first + (n - first) % kinds].append(n)
+        apart = [layer for layer in range(first, len(self.layers)) if self._alike[layer]]
+        caches = [self.layers[layer].resident for layer in apart]
+        if self.plan.roles.residency.swaps and all(isinstance(cache, ClusterCache) for cache in caches):
+            self._together = apart, CachesOfLayers(cast(list[ClusterCache], caches))
 
     def alike(self, layer: int) -> Sequence[int]:
         """Returns this layer and the ones behind that are like it; none for one that is like an earlier one."""
@@ -264,6 +272,23 @@ class DecodeState:
         alike = self.alike(layer)
         for other, reads in zip(alike, self.blocks.reads_alike(np.array(alike), rows, ids), strict=True):
             yield self.layers[other], reads
+
+    def choose_ahead(self, layer: int, changing: BlockRows | None = None) -> None:
+        """Chooses what is likely of a layer whose cache is swapped, and of the ones that are like it, without what is
+        `changing`; the first of layers that are told apart chooses for all of these."""
+        staying, token_bytes = self.plan.staying, self.plan.token_bytes
+        if self._together is None or layer not in self._together[0] or changing is not None:
+            layers = [layer]
+            places = [self.layers[layer].resident.ahead(staying.ahead, token_bytes, changing)]
+        else:
+            layers, caches = self._together
+            if layer != layers[0]:
+                return
+            places = caches.ahead_each(staying.ahead, token_bytes)
+        wanted = [(np.array(self.alike(n)), *at) for n, at in zip(layers, places, strict=True)]
+        for (alike, *_), reads in zip(wanted, self.blocks.reads_together(wanted), strict=True):
+            for n, found in zip(alike.tolist(), reads, strict=True):
+                self.layers[n].swapped = found if len(found.offsets) else None
 
     def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:
         """Fires when a layer's KV is in the processor's memory, where its placement may have begun to move it in this

@@ -102,11 +102,15 @@ class ClusterCache(Resident):
         flat = np.flatnonzero(self._held & ~self._away)
         if limit is not None:
             likely = flat[self._wanted[flat] == self._now]
-            likely = likely[np.lexsort((likely, -self._times[likely]))]
             self._away[flat] = True
-            flat = np.sort(likely[limit.fits(self._size[likely] * token_bytes)])
+            flat = np.sort(self._in_time(likely, limit, token_bytes))
             self._away[flat] = False
         return self._places(flat)
+
+    def _in_time(self, likely: np.ndarray, limit: ReadAhead, token_bytes: int) -> np.ndarray:
+        """Returns what of this there is time for, what was wanted most often first."""
+        likely = likely[np.lexsort((likely, -self._times[likely]))]
+        return likely[limit.fits(self._size[likely] * token_bytes)]
 
     @property
     def tokens(self) -> np.ndarray:

@@ -276,6 +276,15 @@ def test_layers_alike_are_read_as_each_by_itself(kind: type[ClusterLayout], own:
         blocks.split(layer, 0, 2, 1, 2)
     wanted = np.array([0, 1, 1, 0, 0]), np.array([5, 3, 0, 0, 1])
     found = blocks.reads_alike(np.array([0, 2]), *wanted)
+    # Beside a layer that wants others, and one that wants nothing.
+    others, nothing = tuple(of[:2] for of in wanted), tuple(of[:0] for of in wanted)
+    asked = [(np.array([1]), *others), (np.array([1]), *nothing), (np.array([0, 2]), *wanted)]
+    other, none, again = blocks.reads_together(asked)
+    for one, two in zip(
+        [*found, blocks.reads(1, *others), blocks.reads(1, *nothing)], [*again, *other, *none], strict=True
+    ):
+        assert [of.tolist() for of in (*one.ranges, one.entries)] == [of.tolist() for of in (*two.ranges, two.entries)]
+        assert one.pieces.blocks.tolist() == two.pieces.blocks.tolist()
     for layer, reads in zip((0, 2), found, strict=True):
         alone = blocks.reads(layer, *wanted)
         for of, other in ((reads, alone), (reads.pieces, alone.pieces)):

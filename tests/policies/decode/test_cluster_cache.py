@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tiny import tiny_model
 
 from kvferry.pipelines.decoding.sizing import plan_of
+from kvferry.policies.decode.caches_of_layers import CachesOfLayers
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_cache import ClusterCache
 from kvferry.policies.decode.cluster_caches import VirtualCache, WholeCache
@@ -40,6 +41,31 @@ def steps(cache: ClusterCache, *wanted: list[int], tokens: list[int]) -> list[li
         found.append(cache.held()[1].tolist())
         cache.check()
     return found
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize("limit", [None, ReadAhead(window_s=30, command_s=3, byte_s=0.1)])
+def test_caches_of_layers_go_on_as_each_by_itself(replacement: Any, limit: ReadAhead | None) -> None:
+    def made() -> list[ClusterCache]:
+        return [ClusterCache(2, 9, 12, replacement, 0.25) for _ in range(3)]
+
+    chance, alone, parts = np.random.default_rng(5), made(), made()
+    together, dropped = CachesOfLayers(parts), 0
+    for _ in range(40):
+        for one, part in zip(alone, parts, strict=True):
+            wanted = rows(*(np.flatnonzero(chance.random(9) < 0.4).tolist() for _ in range(2)))
+            tokens, changed = chance.integers(1, 6, len(wanted.ids)), wanted.ids[:1] if len(wanted.row(0)) else None
+            found, of_part = one.look_up(wanted, tokens), part.look_up(wanted, tokens)
+            assert found.missing.tolist() == of_part.missing.tolist()
+            assert [of.tolist() for of in found.dropped or ()] == [of.tolist() for of in of_part.dropped or ()]
+            dropped += len((found.dropped or wanted.places)[0])
+            if changed is not None:
+                for cache in (one, part):
+                    cache.renew(rows(changed.tolist(), [8]), np.array([6, 2]), [(1, 8)])
+        for one, ahead in zip(alone, together.ahead_each(limit, 10), strict=True):
+            assert [of.tolist() for of in one.ahead(limit, 10)] == [of.tolist() for of in ahead]
+    assert dropped > 100
+    assert [part.held()[1].tolist() for part in parts] == [one.held()[1].tolist() for one in alone]
 
 
 def test_replacements_by_hand() -> None:
