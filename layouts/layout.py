@@ -44,12 +44,9 @@ class PlacedBlocks(Protocol):
         """Returns how (row, block)s of a layer are read."""
         ...
 
-    def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
-        """Returns how the same (row, block)s of several layers are read, whose blocks have the same tokens."""
-        ...
-
     def reads_together(self, wanted: Sequence[Wanted]) -> list[list[Reads]]:
-        """The same of several lists of layers, each with its own (row, block)s."""
+        """Returns how the same (row, block)s of several layers are read, whose blocks have the same tokens; of several
+        lists of layers, each with its own (row, block)s."""
         ...
 
     def stretches(self, layer: int, blocks: int) -> Ranges:

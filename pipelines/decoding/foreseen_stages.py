@@ -180,7 +180,7 @@ class StagedSteps:
         reads = [ranges for ranges in moved if ranges is not None]
         if works[0][0] != "Read" or any(on_storage for *_, on_storage in works[1:]) or len(reads) < len(others):
             return {}
-        # What lies where it did is not priced again.
+        # Reads at the places of the step before have its prices.
         before, priced = self._priced.get(others[0], ([], None))
         if priced is None or any(one is not other for one, other in zip(before, reads, strict=True)):
             priced = self._storage.priced(reads)

@@ -270,7 +270,8 @@ class DecodeState:
     def reads_alike(self, layer: int, rows: np.ndarray, ids: np.ndarray) -> Iterator[tuple[LayerState, Reads]]:
         """Yields layers that are like this one, with how the same blocks of each are read."""
         alike = self.alike(layer)
-        for other, reads in zip(alike, self.blocks.reads_alike(np.array(alike), rows, ids), strict=True):
+        (found,) = self.blocks.reads_together([(np.array(alike), rows, ids)])
+        for other, reads in zip(alike, found, strict=True):
             yield self.layers[other], reads
 
     def choose_ahead(self, layer: int, changing: BlockRows | None = None) -> None:
