@@ -161,8 +161,8 @@ def three_way_stage(
 
     The prices of the bound say what bringing a unit costs, by the cheaper way. Units are computed in the order of what
     that saves; of the rest, storage takes those that cost the link most for what they cost storage. Link and storage
-    first bring what computing waits for, then what stays theirs for the largest change of rates: a division that is
-    made again finds little that another path should have had.
+    first bring what computing waits for, then, under per_head, what stays theirs for the largest change of rates: a
+    division that is made again finds little that another path should have had.
     """
     _, shares = divisions.least_s(seconds, problem.start_s)
     stream_s, read_s = problem.stream_bytes * seconds[1], problem.stored_bytes * seconds[2]
@@ -188,7 +188,10 @@ def three_way_stage(
     read = np.zeros(problem.units, bool)
     read[taken] = True
     brought = absent & ~computed
-    sureness = _sureness(labels, stream_s, read_s, computed, brought, read.reshape(computed.shape))
+    sureness = labels
+    if problem.coupling == "per_head":
+        # Under all_heads columns are few: a hole in one costs more, if the link fails, than such an order saves.
+        sureness = _sureness(labels, stream_s, read_s, computed, brought, read.reshape(computed.shape))
     return by_storage(ordered_stage(problem, computed, brought, labels, sureness), read)
 
 
