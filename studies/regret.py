@@ -5,8 +5,8 @@
 One request on an idle RTX 5080 laptop, Llama-3.1-8B, over each trace of the catalogue from offsets spread over it.
 Links differ by a factor of 400 in rate; so that both paths matter on each, every trace is scaled to a mean of
 640 Mbit/s (SparKV VI-A), which keeps how it varies; --raw leaves it as it is. Loaders plan with the trace's mean.
-The bound sees the whole trace and leaves out round trips on the way back, decompression, copies and token
-dependencies; it is that of SparKV's encoding, below which CacheGen may come, as it may send fewer bits.
+The bound sees the whole trace and leaves out token dependencies, and decompression and copies but of the last
+transfer; it is that of SparKV's encoding, below which CacheGen may come, as it may send fewer bits.
 
 Contents: text; vlm, where sizes and attention rise and fall together from scene to scene; vlm-apart, with the
 sizes of one video and the attention of another; vlm-opposed, where attention falls as sizes rise. The last two are
@@ -26,13 +26,13 @@ from kvferry.codecs.sizes import CODECS
 from kvferry.machine.ops import Op
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad
-from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.outlook import Outlook, placing_s
 from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.workload import load_bound_s
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader
-from kvferry.policies.loading.problem import Coupling
+from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.single_path import CacheGen, LocalPrefill, StreamOnly
 from kvferry.policies.loading.staged import Staged
 from kvferry.scenarios.loader import load_device, load_model
@@ -137,6 +137,17 @@ def load_s(case: Case, loader: Loader, context: Context, link: RateTrace) -> flo
     return float(machine.env.now)
 
 
+def in_place_s(context: Context) -> float:
+    """What the last transfer takes at least, once it has come."""
+    return placing_s(DEVICE.decompressor, DEVICE.memory, MODEL.kv_value_bytes, float(context.values.min()))
+
+
+def least_s(context: Context, problem: LoadProblem, link: RateTrace, rtt_s: float) -> float:
+    """The clairvoyant bound on an idle processor."""
+    no_intake, idle = np.zeros(problem.compute_s.shape), RateTrace.constant(1.0)
+    return load_bound_s(problem, no_intake, link, rtt_s, idle, 0.0, placing_s=in_place_s(context))
+
+
 def regrets(case: Case, names: list[str], trace_name: str, offsets: int) -> Iterator[tuple[str, float, float, str]]:
     """(loader, regret, processor seconds, where) for each offset into one trace."""
     trace = recorded_trace(trace_name)
@@ -146,7 +157,7 @@ def regrets(case: Case, names: list[str], trace_name: str, offsets: int) -> Iter
         link = trace.shifted((k + 0.5) / offsets * trace.duration_s)
         context = partial(context_of, case.content, case.coupling, case.tokens, k % SEQUENCES)
         truth = context("huffman").problem(partial(price_s, case.truth))
-        bound_s = load_bound_s(truth, np.zeros(truth.compute_s.shape), link, case.rtt_s, RateTrace.constant(1.0), 0.0)
+        bound_s = least_s(context("huffman"), truth, link, case.rtt_s)
         for name in names:
             codec = "cachegen" if name == "cachegen" else "huffman"
             began_s = process_time()

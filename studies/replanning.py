@@ -15,9 +15,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from regret import CONTENTS, MEAN_BYTES_PER_S, RTT_S, SEQUENCES, Case, context_of, load_s, price_s
+from regret import CONTENTS, MEAN_BYTES_PER_S, RTT_S, SEQUENCES, Case, context_of, least_s, load_s, price_s
 
-from kvferry.pipelines.loading.workload import load_bound_s
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.horizon import Horizon
 from kvferry.policies.loading.loader import Loader, LoadFacts
@@ -80,7 +79,7 @@ def regrets(content: str, link: RateTrace, sequence: int, few: bool) -> list[tup
     case = Case(content, "all_heads", 16 * 1024, False, "roofline", "roofline")
     context = context_of(content, "all_heads", case.tokens, sequence, "huffman")
     problem = context.problem(partial(price_s, case.truth))
-    bound_s = load_bound_s(problem, np.zeros(problem.compute_s.shape), link, RTT_S, RateTrace.constant(1.0), 0.0)
+    bound_s = least_s(context, problem, link, RTT_S)
     loaders: dict[str, Callable[[], Loader]] = {"ferry": Ferry, "horizon, mean less 1 deviation": partial(Horizon, 1.0)}
     if not few:
         loaders["ferry, chain order alone"] = partial(Ferry, needed_first=False)

@@ -13,13 +13,14 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from regret import COST_MODELS, DEVICE, MEAN_BYTES_PER_S, MODEL, RTT_S, SEQUENCES, context_of, price_s
+from regret import COST_MODELS, DEVICE, MEAN_BYTES_PER_S, MODEL, RTT_S, SEQUENCES, context_of, in_place_s, price_s
 
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.machine.ops import Extents
 from kvferry.pipelines.loading.load import ContextLoad
-from kvferry.pipelines.loading.outlook import Outlook
+from kvferry.pipelines.loading.outlook import Outlook, placing_s
 from kvferry.pipelines.loading.pace import Pace
+from kvferry.pipelines.loading.workload import delivered_bytes
 from kvferry.policies.loading.ferry import Ferry
 from kvferry.policies.loading.ferry_three_way import ThreeWayFerry
 from kvferry.policies.loading.loader import Loader
@@ -72,8 +73,12 @@ def one(
     raw_bytes = np.array([context.values_of((unit,)) for unit in range(problem.units)]) * MODEL.kv_value_bytes
     stored = replace(problem, read_bytes=raw_bytes.reshape(shape))
 
+    # The last read is copied behind storage.
+    copied_s = placing_s(None, DEVICE.memory, MODEL.kv_value_bytes, float(context.values.min()))
+
     def done(elapsed_s: float) -> tuple[float, float, float]:
-        return elapsed_s, link.amount(RTT_S, elapsed_s) if elapsed_s > RTT_S else 0.0, storage_bytes_per_s * elapsed_s
+        streamed_bytes = delivered_bytes(link, RTT_S, 0.0, elapsed_s, in_place_s(context))
+        return elapsed_s, streamed_bytes, storage_bytes_per_s * max(0.0, elapsed_s - copied_s)
 
     three_s = loaded_s(ThreeWayFerry(), stored, (content, coupling, sequence), link, storage_bytes_per_s)
     two_s = loaded_s(Ferry(), problem, (content, coupling, sequence), link, storage_bytes_per_s)

@@ -20,6 +20,18 @@ def intake_values_per_s(decompressor: DecompressorSpec | None, memory: MemorySpe
     return min(decoded, copied)
 
 
+def placing_s(decompressor: DecompressorSpec | None, memory: MemorySpec, value_bytes: float, values: float) -> float:
+    """What the last transfer into the device takes at least, once its bytes have come: one worker decodes it and it is
+    copied. It holds `values` key and value numbers or more; None: nothing is decoded."""
+    decoded_s = copied_s = 0.0
+    if decompressor is not None:
+        larger = [piece.seconds for piece in decompressor.pieces if piece.values > values]
+        decoded_s = min([decompressor.seconds(values), *larger])
+    if memory.copy_bytes_per_s is not None:
+        copied_s = memory.copy_latency_s + values * value_bytes / memory.copy_bytes_per_s
+    return decoded_s + copied_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
     """What is known of both paths when a load is planned.

@@ -11,11 +11,12 @@ from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Extents, Op
 from kvferry.pipelines.loading.context import Context
 from kvferry.pipelines.loading.load import ContextLoad
-from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s
+from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s, placing_s
 from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.systems import LoadingSystem
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.sim.costs.cost_model import main_costs
+from kvferry.specs.device import DecompressorSpec
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.stored import StoredContext
 
@@ -87,9 +88,17 @@ class LoadingStage:
 
     def intake_s(self, context: Context) -> np.ndarray:
         """What each unit [T, L, C] takes of the time in which the device decodes and copies what arrives, at least."""
-        device = self._scenario.device
-        decompressor = device.decompressor.of(self._system.codec) if context.entropy_coded else None
-        return context.values / intake_values_per_s(decompressor, device.memory, context.model.kv_value_bytes)
+        memory, value_bytes = self._scenario.device.memory, context.model.kv_value_bytes
+        return context.values / intake_values_per_s(self._decompressor(context), memory, value_bytes)
+
+    def placing_s(self, context: Context) -> float:
+        """What the last transfer of a load takes at least, once it has left the link."""
+        memory, value_bytes = self._scenario.device.memory, context.model.kv_value_bytes
+        return placing_s(self._decompressor(context), memory, value_bytes, float(context.values.min()))
+
+    def _decompressor(self, context: Context) -> DecompressorSpec | None:
+        """None: nothing is decoded."""
+        return self._scenario.device.decompressor.of(self._system.codec) if context.entropy_coded else None
 
     def outlook(self, context: Context) -> Outlook:
         """Returns what the loader can count on."""

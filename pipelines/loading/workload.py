@@ -36,6 +36,19 @@ from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
 
 
+def delivered_bytes(link: RateTrace, rtt_s: float, arrival_s: float, elapsed_s: float, placing_s: float) -> float:
+    """The most bytes that the link can have brought so early that `elapsed_s` after a load's arrival they are in place.
+
+    Proof. The load's last transfer holds a unit or more, and is decoded once all of it has come, hence in place no
+    sooner than `placing_s` after its last byte; no transfer's last byte comes behind that one. A load to which the link
+    brings nothing needs none of these bytes.
+    """
+    # A request takes half the round trip to the bottleneck, its bytes the other half from there.
+    from_s, until_s = arrival_s + rtt_s / 2, arrival_s + elapsed_s - placing_s - rtt_s / 2
+    # Years behind the clock's start, less than its last digit may lie between them.
+    return link.amount(from_s, until_s) if until_s > from_s else 0.0
+
+
 def load_bound_s(
     true_problem: LoadProblem,
     intake_s: np.ndarray,
@@ -44,27 +57,26 @@ def load_bound_s(
     processor: RateTrace,
     arrival_s: float,
     processor_from_s: float = 0.0,
+    placing_s: float = 0.0,
 ) -> float:
     """A lower bound, in seconds after arrival, on when any schedule has the KV complete.
 
     The request has the device and the link for itself, knows the future, and uses the system's smallest encoding. The
     processor computes nothing before it has started, at `processor_from_s`. What is streamed comes over the link and is
     decoded and copied (`intake_s` of each unit [T, L, C]): there is a bound for either, and the larger one is returned.
-    Left out, so that it stays a lower bound: other requests, contention, token dependencies.
+    `placing_s`: what the last transfer takes behind the link. Left out, so that it stays a lower bound: other requests,
+    contention, token dependencies.
     """
 
-    def delivered_bytes(elapsed_s: float) -> float:
-        # A request takes half the round trip to the bottleneck, its bytes the other half from there.
-        from_s, until_s = arrival_s + rtt_s / 2, arrival_s + elapsed_s - rtt_s / 2
-        # Years behind the clock's start, less than its last digit may lie between them.
-        return link.amount(from_s, until_s) if until_s > from_s else 0.0
+    def brought_bytes(elapsed_s: float) -> float:
+        return delivered_bytes(link, rtt_s, arrival_s, elapsed_s, placing_s)
 
     def computed_s(elapsed_s: float) -> float:
         from_s = max(arrival_s, processor_from_s)
         return processor.amount(from_s, max(from_s, arrival_s + elapsed_s))
 
     smallest_scale = min(true_problem.level_scale)
-    over_the_link_s = clairvoyant_bound_s(frontier(true_problem, smallest_scale), delivered_bytes, computed_s)
+    over_the_link_s = clairvoyant_bound_s(frontier(true_problem, smallest_scale), brought_bytes, computed_s)
     if intake_s.sum() * link.mean() < smallest_scale * true_problem.stream_bytes.sum():
         return over_the_link_s  # the link is the slower one
     taken_in = replace(true_problem, stream_bytes=intake_s, level_scale=(1.0,))
@@ -173,6 +185,7 @@ class ContextReuseFlow:
                     world.rates.available,
                     record.arrival_s,
                     self._requests.stage.processor_from_s,
+                    self._requests.stage.placing_s(context),
                 ),
             )
             for record in self._records

@@ -123,16 +123,21 @@ def _read_bytes(problem: LoadProblem, units: tuple[int, ...]) -> np.ndarray:
 
 
 def ordered_stage(
-    problem: LoadProblem, computed: np.ndarray, streamed: np.ndarray, labels: np.ndarray | None = None
+    problem: LoadProblem,
+    computed: np.ndarray,
+    streamed: np.ndarray,
+    labels: np.ndarray | None = None,
+    sureness: np.ndarray | None = None,
 ) -> Stage:
     """A stage that does these units (boolean masks [T, L, C]), ordered so that computing hardly ever waits.
 
     ``labels`` (same shape, never falling along a column) say how much better a unit is computed than streamed:
     compute takes the lowest first that its predecessors allow, layer by layer where they are equal. The link
     brings what those computations attend to, in the order in which they will ask; then the rest, highest
-    labels first, and upper layers first where they are equal.
+    labels first, and upper layers first where they are equal. ``sureness`` (same shape) takes the labels' place there.
     """
     labels = np.zeros(problem.compute_s.shape) if labels is None else labels
+    sureness = labels if sureness is None else sureness
     t, l, c = np.indices(problem.compute_s.shape).reshape(3, -1)
     # A unit comes no sooner than the computed ones before it in t and l, which lead to it.
     held_back = np.where(computed, labels, 0.0)
@@ -147,7 +152,7 @@ def ordered_stage(
         attended = problem.attended_layer(layer)
         if attended is not None:
             asked[:-1, attended] = np.minimum.accumulate(turn[:0:-1, layer])[::-1]
-    stream = np.lexsort((c, t, -l, -labels.ravel(), asked.ravel()))
+    stream = np.lexsort((c, t, -l, -sureness.ravel(), asked.ravel()))
     stream = stream[streamed.ravel()[stream]]
     return Stage(tuple(compute.tolist()), tuple(stream.tolist()))
 

@@ -17,6 +17,8 @@ from kvferry.policies.loading.problem import LoadProblem
 
 # Cutting planes end when the bound is known this closely, or after this many.
 _CLOSE, _MOST_CUTS = 1e-6, 200
+# What is nothing has this logarithm, at least.
+_LEAST = 1e-300
 
 
 class Divisions:
@@ -158,7 +160,9 @@ def three_way_stage(
     that nothing below in their column keeps from being computed. ``ahead_s`` [3]: what each path has before it first.
 
     The prices of the bound say what bringing a unit costs, by the cheaper way. Units are computed in the order of what
-    that saves; of the rest, storage takes those that cost the link most for what they cost storage.
+    that saves; of the rest, storage takes those that cost the link most for what they cost storage. Link and storage
+    first bring what computing waits for, then, under per_head, what stays theirs for the largest change of rates: a
+    division that is made again finds little that another path should have had.
     """
     _, shares = divisions.least_s(seconds, problem.start_s)
     stream_s, read_s = problem.stream_bytes * seconds[1], problem.stored_bytes * seconds[2]
@@ -183,7 +187,37 @@ def three_way_stage(
     computed, taken, _ = shared(cut)
     read = np.zeros(problem.units, bool)
     read[taken] = True
-    return by_storage(ordered_stage(problem, computed, absent & ~computed, labels), read)
+    brought = absent & ~computed
+    sureness = labels
+    if problem.coupling == "per_head":
+        # Under all_heads columns are few: a hole in one costs more, if the link fails, than such an order saves.
+        sureness = _sureness(labels, stream_s, read_s, computed, brought, read.reshape(computed.shape))
+    return by_storage(ordered_stage(problem, computed, brought, labels, sureness), read)
+
+
+def _sureness(
+    labels: np.ndarray,
+    stream_s: np.ndarray,
+    read_s: np.ndarray,
+    computed: np.ndarray,
+    brought: np.ndarray,
+    read: np.ndarray,
+) -> np.ndarray:
+    """By which factor (its logarithm) rates may change until each `brought` unit [T, L, C] is better had by another
+    path.
+
+    Towards the processor: the slope of its label over that of the last computed unit. Between link and storage: the
+    ratio of what it takes of both over that where they divide.
+    """
+    slope = np.log(np.maximum(labels, _LEAST)) - np.log(np.maximum(1.0 - labels, _LEAST))
+    from_processor = slope - slope[computed].max() if computed.any() else np.full(slope.shape, np.inf)
+    streamed = brought & ~read
+    if not (read.any() and streamed.any()):
+        return from_processor
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.nan_to_num(np.log(stream_s) - np.log(read_s))
+    between = ratio[read].min() / 2 + ratio[streamed].max() / 2
+    return np.minimum(from_processor, np.where(read, ratio - between, between - ratio))
 
 
 def _brought(shares: np.ndarray, stream_s: np.ndarray, read_s: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvferry.machine.machine import Facts
-from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s
+from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s, placing_s
 from kvferry.pipelines.loading.workload import load_bound_s
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.loading.hybrid import Hybrid
@@ -85,6 +85,38 @@ def test_the_bound_counts_decoding() -> None:
     # All streamed but what the processor does of a unit meanwhile: t = (4 - t / 100) 2.
     assert load_bound_s(problem, slow, link, 0.0, processor, 0.0) == pytest.approx(8 / 1.02, rel=1e-6)
     assert load_bound_s(problem, fast, link, 0.0, processor, 0.0) == pytest.approx(4 / 1.01, rel=1e-6)
+
+
+def test_what_the_last_transfer_takes_behind_the_link() -> None:
+    # 50 values: half a second of one of four workers; 100 bytes, of 500 a second behind a tenth of latency.
+    decoders = DecompressorSpec(values_per_s=100.0, workers=4)
+    discrete = MemorySpec(
+        unified=False,
+        capacity_bytes=1e9,
+        bytes_per_s=1e9,
+        host_capacity_bytes=1e9,
+        copy_bytes_per_s=500.0,
+        copy_latency_s=0.1,
+    )
+    assert placing_s(decoders, discrete, 2.0, 50.0) == pytest.approx(0.8)
+    assert placing_s(decoders, UNIFIED, 2.0, 50.0) == 0.5
+    assert placing_s(None, UNIFIED, 2.0, 50.0) == 0.0
+    # Where a larger piece was measured to be quicker, it may be the last.
+    pieces = (PieceSpec(values=10.0, seconds=0.05), PieceSpec(values=50.0, seconds=0.04))
+    assert placing_s(DecompressorSpec(values_per_s=100.0, pieces=pieces), UNIFIED, 2.0, 10.0) == 0.04
+
+
+def test_the_bound_counts_what_the_last_transfer_takes_behind_the_link() -> None:
+    # Four units that take 1 s on the link, 100 s of the processor; half a second passes behind the last byte.
+    link, processor = RateTrace.constant(1.0), RateTrace.constant(1.0)
+    ones, no_intake = np.ones((4, 1, 1)), np.zeros((4, 1, 1))
+    problem = LoadProblem(compute_s=100 * ones, stream_bytes=ones, coupling="per_head")
+    found = load_bound_s(problem, no_intake, link, 0.0, processor, 0.0, placing_s=0.5)
+    # t - 0.5 = 4 - t / 100
+    assert found == pytest.approx(4.5 / 1.01, rel=1e-6)
+    # A load that is computed meanwhile does not wait for it.
+    quick = LoadProblem(compute_s=0.1 * ones, stream_bytes=ones, coupling="per_head")
+    assert load_bound_s(quick, no_intake, link, 0.0, processor, 0.0, placing_s=10.0) == pytest.approx(0.4, rel=1e-6)
 
 
 def test_a_processors_start_is_planned_with_until_it_is_over() -> None:

@@ -136,3 +136,15 @@ def test_many_units_are_read_several_at_a_time_and_few_one_by_one():
         together.append(len(read.units))
     assert sum(together) == 40
     assert together == sorted(together, reverse=True) and together[0] == 3 and together[-1] == 1
+
+
+def test_link_and_storage_begin_with_what_stays_theirs_when_rates_change():
+    # One layer, computing takes ages. Storage takes 2 s each, the link 4, 8, 1 and 2 s: 0 and 1 are read, of which 1 is
+    # the dearer one for the link; 2 and 3 are streamed, of which 2 is the cheaper one.
+    problem = problem_of((4, 1, 1), 1e3, [[[4.0]], [[8.0]], [[1.0]], [[2.0]]], 2.0)
+    plan = three_way_plan(replace(problem, coupling="per_head"), 1.0, 1.0)
+    assert (plan.read, plan.stream) == ((1, 0), (2, 3))
+    # 1.5 s each by storage. The processor takes the two cheapest; storage begins with what would cost it most.
+    works = problem_of((5, 1, 1), [[[1.0]], [[2.0]], [[4.0]], [[3.0]], [[5.0]]], NOWHERE, 1.5)
+    plan = three_way_plan(replace(works, coupling="per_head"), 1.0, 1.0)
+    assert (plan.compute, plan.read) == ((0, 1), (4, 2, 3))
