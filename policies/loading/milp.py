@@ -226,8 +226,10 @@ def _highs(program: pulp.LpProblem, limits: Limits) -> None:
             return status
 
     nodes = {} if limits.nodes is None else {"mip_max_nodes": limits.nodes}
-    # One thread: the same schedule every time.
-    program.solve(Highs(msg=False, timeLimit=limits.time_s, gapRel=limits.relative_gap, threads=1, **nodes))
+    # One thread: the same schedule every time. No restart at the root: behind one HiGHS 1.15.1 called a plan optimal
+    # that was 6 % above it, in one of 1,010 small problems.
+    options = {"threads": 1, "mip_allow_restart": False, **nodes}
+    program.solve(Highs(msg=False, timeLimit=limits.time_s, gapRel=limits.relative_gap, **options))
 
 
 def _cbc(program: pulp.LpProblem, limits: Limits) -> None:

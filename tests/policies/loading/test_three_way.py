@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvferry.policies.loading.bound import bound_s, frontier
@@ -91,6 +91,7 @@ def test_paths_that_vary_have_the_same_bound():
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.3, 1.0, 3.0]), st.sampled_from([0.3, 1.0, 3.0]))
+@example(749840, 3.0, 3.0)  # HiGHS called 0.679 s optimal for 0.639
 def test_the_exact_schedule_lies_between_the_bound_and_every_pair_of_paths(seed, link, storage):
     problem = drawn(seed, (3, 2, 1), 0.8)
     everywhere = np.full(problem.compute_s.shape, NOWHERE)
@@ -107,12 +108,14 @@ def test_the_exact_schedule_lies_between_the_bound_and_every_pair_of_paths(seed,
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([0.2, 1.0, 5.0]), st.sampled_from([0.2, 1.0, 5.0]))
-def test_a_plan_is_within_one_percent_of_the_bound(seed, link, storage):
+@example(54, 5.0, 1.0)  # 1.019 %: units are not divided, and one takes 1.2 %
+def test_a_plan_is_within_one_percent_of_the_bound_and_a_unit(seed, link, storage):
     problem = drawn(seed, (16, 24, 2), 0.5)
     plan = three_way_plan(problem, link, storage)
     plan.check(problem)
     least_s = three_way_bound_s(problem, link, storage)
-    assert least_s <= plan.stage_makespan_s(problem, link, storage) <= 1.01 * least_s
+    a_unit_s = float(problem.compute_s.mean())
+    assert least_s <= plan.stage_makespan_s(problem, link, storage) <= 1.01 * least_s + a_unit_s
     # Nor is any two paths' bound below the bound of three.
     everywhere = np.full(problem.compute_s.shape, NOWHERE)
     for fewer in ("stream_bytes", "read_bytes", "compute_s"):
