@@ -207,6 +207,7 @@ def test_infinite_and_missing_figures_are_shown(tmp_path: Path) -> None:
 
 
 def test_a_table_of_a_small_file_that_claims_many_rows_or_texts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "provenance.json").write_text("{}")
     rows = pa.DictionaryArray.from_arrays(pa.array([0] * 5_000_001, pa.int8()), ["k"])
     pq.write_table(pa.table({"key": rows}), tmp_path / "order.parquet", compression="zstd")
     assert (tmp_path / "order.parquet").stat().st_size < 100_000
@@ -219,6 +220,7 @@ def test_a_table_of_a_small_file_that_claims_many_rows_or_texts_is_refused(tmp_p
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "provenance.json").write_text("{}")
     pq.write_table(pa.table([["a"], ["b"]], names=["key", "key"]), tmp_path / "order.parquet")
     with pytest.raises(InputError, match=r"two of its columns have one name"):
         keys_in_order(tmp_path)

@@ -50,8 +50,9 @@ def ready_s(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
 
     def after(runner: AssistRunner, asked: Any, answer: Any) -> int:
         said = really(runner, asked, answer)
-        assert runner.env is not None
-        found[len(answer)] = runner.env.now
+        clock = runner._voice.env
+        assert clock is not None
+        found[len(answer)] = clock.now
         return said
 
     monkeypatch.setattr(AssistRunner, "_after", after)
