@@ -247,7 +247,7 @@ def test_a_picture_names_the_context_from_which_on_points_are_missing() -> None:
 def test_names_of_limits_that_are_near_each_other_do_not_overlap() -> None:
     figure = new_figure(6.4, 4.0)
     figure.add_subplot().set_ylim(0, 8.1)
-    _limits(figure, {"granted": 7.3e9, "the device leaves free": 7.4e9})
+    _limits(figure, {"granted": 7.4e9, "the device leaves free": 7.4e9})
     figure.draw_without_rendering()
     above, below = (text.get_window_extent() for text in figure.axes[0].texts)
     assert above.y0 > below.y1
