@@ -241,7 +241,7 @@ def reserve_s(wall_s: float, processor_s: float, limit_s: float) -> float:
 def _none(search: Search, trials: Trials) -> InputError:
     """Why nothing tried answers the question, and whether more might have been tried."""
     if not trials.all:
-        return InputError("limit: is over before one composition was run; as in 110")
+        return InputError("limit: is over before one composition was run; as in 110 s")
     tried, space = len(trials.all), human.count(search.question.space.number)
     turns, of = (search.judged_turns[1] if trials is search.whole else search.judged_turns[0]), search.judged_turns[1]
     if turns == of and not search.cut_short:

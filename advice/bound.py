@@ -27,6 +27,8 @@ class Bound:
     metric: str
     figure: float | None
     why_not: str = ""
+    # Of loads each by itself: some that share their time may do better.
+    by_parts: bool = False
 
     def statement(self, best: Trial) -> Statement:
         """How much better than the best anything could be."""
@@ -37,7 +39,8 @@ class Bound:
         side = "more" if self.metric == "tpot_s" else "less"
         encoded = over_link(best) if best.composition.loss == "none" else None
         given_up = "nothing" if encoded is None else f"no more than the best over the link ({encoded})"
-        least = f"{FIGURES[self.metric]}: nothing on this device that gives up {given_up} has {side} than"
+        alone = ", each load by itself" if self.by_parts else ""
+        least = f"{FIGURES[self.metric]}{alone}: nothing on this device that gives up {given_up} has {side} than"
         if gap > EQUAL:
             said = f"the best: {more(1 + gap)}"
         elif best.composition.helped is not None and gap < -EQUAL:
@@ -49,7 +52,10 @@ class Bound:
         else:
             said = "the best reaches it"
         return Statement(
-            "e", "bound", (f"{least} {shown(self.metric, self.figure)}; {said}",), {"bound": self.figure, "gap": gap}
+            "e",
+            "bound",
+            (f"{least} {shown(self.metric, self.figure)}; {said}",),
+            {"bound": self.figure, "gap": gap, "by_parts": self.by_parts},
         )
 
 
@@ -68,11 +74,12 @@ def bound_of(trials: Trials) -> Bound:
     if metric == "tpot_s":
         return Bound(metric, figures[metric])
     turns = run.sessions.turns
-    saved_s = 0.0
+    saved_s, by_parts = 0.0, False
     for turn in turns:
         if turn.from_cloud:
+            by_parts = True
             saved_s += max(0.0, turn.got_s - turn.began_s - _load_bound_s(question, turn.from_cloud))
-    return Bound(metric, figures[metric] - saved_s / len(turns))
+    return Bound(metric, figures[metric] - saved_s / len(turns), by_parts=by_parts)
 
 
 def _ideal(trials: Trials) -> Scenario:

@@ -1,5 +1,6 @@
 """Which file an engine reads, and how it comes from the model's own where figures are of other weights."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from kvferry.scenarios.loader import load_model
 from kvferry.specs.document import expanded
 from kvferry.specs.weight_format import WEIGHT_FORMATS
 
-_GGUF = ".gguf"
+_GGUF, _READS_GGUF = ".gguf", "llama.cpp"
+# How a bundled model's file names where its dimensions are from.
+_HUB = re.compile(r"Hugging Face config\.json of ([\w.-]+/[\w.-]+)")
+_AS_TRAINED = ("fp16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ def model_file(question: Question, engine: str | None) -> ModelFile:
     """Returns the file that an engine reads so that figures are of it. `engine`: its name; None: any."""
     model = str(question.described["model"])
     if model in names("model"):
-        return ModelFile(model, f"{model}{_GGUF}")
+        return _of_name(question, model, engine)
     if model.endswith(_GGUF):
         return _of_gguf(question, model)
     given = Path.cwd() / expanded(model)
@@ -36,6 +40,20 @@ def model_file(question: Question, engine: str | None) -> ModelFile:
         return _of_folder(question, model, engine)
     stem = Path(model).stem
     return ModelFile(stem, f"{stem}{_GGUF}")
+
+
+def _of_name(question: Question, model: str, engine: str | None) -> ModelFile:
+    """A bundled model: engines that read no GGUF file take its id at Hugging Face, which its file says."""
+    gguf, found = f"{model}{_GGUF}", _HUB.search(load_model(model).source)
+    name = found[1] if found else model
+    if engine in (None, _READS_GGUF):
+        return ModelFile(name, gguf)
+    if found is None:
+        return ModelFile(name, gguf, (f"{name} stands for that model's id at Hugging Face, or its folder",))
+    if question.weights in _AS_TRAINED:
+        return ModelFile(name, gguf)
+    said = f"the figures are of {question.weights} weights, and {name} has the model's own"
+    return ModelFile(name, gguf, (f"{said}: name an id or a folder that is quantised so",))
 
 
 def _of_gguf(question: Question, model: str) -> ModelFile:
@@ -52,7 +70,7 @@ def _of_gguf(question: Question, model: str) -> ModelFile:
 def _of_folder(question: Question, model: str, engine: str | None) -> ModelFile:
     bare = model.rstrip("/").removesuffix("/config.json")
     to = f"{bare}-{question.weights}{_GGUF}"
-    if engine == "llama.cpp" and question.weights in WEIGHT_FORMATS:
+    if engine == _READS_GGUF and question.weights in WEIGHT_FORMATS:
         whole = f"{bare}-f16{_GGUF}"
         commands = f"python convert_hf_to_gguf.py {word(bare)} --outtype f16 --outfile {word(whole)}"
         if question.weights != "fp16":

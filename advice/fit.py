@@ -242,7 +242,7 @@ def _possible(limit: Limit, best: Trial) -> str:
     """The least that can be asked for, or of a rate the most, in three digits that the composition keeps."""
     figure = best.figures[limit.constraint.metric]
     if limit.constraint.metric == "tpot_s":
-        return f"the most that is possible is {_digits(1 / figure, floor):.3g} ({best.composition.name})"
+        return f"the most that is possible is {_digits(1 / figure, floor):.3g} tokens/s ({best.composition.name})"
     least = human.of_unit(limit.constraint.metric)(_digits(figure, ceil))
     return f"the least that is possible is {least} ({best.composition.name})"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvferry.advice.answer import Answer
 from kvferry.advice.fit import Fit
@@ -28,6 +28,9 @@ from kvferry.analysis.executors.executor import Executor
 from kvferry.scenarios.loader import dump_yaml
 from kvferry.system.whole_file import write_file
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SCENARIO, FOUND, PAGE = "scenario.yaml", "advice.json", "report.html"
 
 
@@ -42,6 +45,12 @@ def write_answer(found: Answer, folder: Path) -> None:
     write_file(folder / FOUND, found.to_json().encode())
     pictures = {name: folder / "plots" / f"{name}.png" for name in ("ttft", "rate", "memory", "map-link", "map-memory")}
     write_file(folder / PAGE, page(found, {name: file for name, file in pictures.items() if file.exists()}).encode())
+
+
+def _not_run(points: pd.DataFrame, contexts: Sequence[int], systems: int) -> str:
+    """Says from which context on not all systems were run; "" where all were."""
+    late = [one for one in contexts if (points["workload.context"] == one).sum() < systems]
+    return f"; not all run from {min(late) / 1024:g} Ki" if late else ""
 
 
 def write_study(
@@ -75,7 +84,7 @@ def write_study(
         limits["granted"] = granted
     late = [] if len(points) == len(of) * len(contexts) else ["contexts"]
     if len(points) and (points["outcome"] == "done").any():
-        over_contexts(points, limits, plots, f"{about}, not all run" if late else about)
+        over_contexts(points, limits, plots, f"{about}{_not_run(points, contexts, len(of))}")
     rates: list[Any] = [{"rate": rate} for rate in rates_of(of[0])] if question.linked else []
     memories: list[Any] = list(memories_of(of[0]))
     maps = [

@@ -6,8 +6,10 @@ from functools import partial
 from math import inf, log
 
 from kvferry.advice.answer import FIGURES, Statement, shown
+from kvferry.advice.conversion import model_file
 from kvferry.advice.question import Question
-from kvferry.advice.trial import Trial
+from kvferry.advice.trial import TOGETHER, Trial
+from kvferry.advice.words import word
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.decoding.runtimes import others
 from kvferry.pipelines.run import run_scenario
@@ -60,20 +62,20 @@ COPIES = Number(
     "the copies between memories",
     _copies,
     "nvbandwidth -t host_to_device_memcpy_ce",
-    "kvferry advise ... --set device.memory.copy_bytes_per_s='N GB/s'",
+    "{advise} --set device.memory.copy_bytes_per_s='N GB/s'",
 )
 NUMBERS = (
     Number(
         "the rate of decoding",
         lambda scenario, times: slowed(scenario, decoding=times),
-        "llama-bench -m MODEL.gguf -p 0 -n 64 -d 0,4096 -o json > llama-bench.json",
+        "llama-bench -m {gguf} -p 0 -n 64 -d 0,4096 -o json > llama-bench.json",
         file="llama-bench.json",
         key="efficiency.gemv",
     ),
     Number(
         "the rate of prefill",
         lambda scenario, times: slowed(scenario, prefill=times),
-        "llama-bench -m MODEL.gguf -p 512,2048 -n 0 -d 0,4096 -o json > llama-bench.json",
+        "llama-bench -m {gguf} -p 512,2048 -n 0 -d 0,4096 -o json > llama-bench.json",
         file="llama-bench.json",
         key="efficiency.gemm",
     ),
@@ -93,7 +95,7 @@ RUNTIME = Number(
     "the runtime",
     lambda scenario, times: scenario,
     "",
-    "kvferry advise ... --set runtime=NAME  # of kvferry runtimes the one whose time per token is nearest to yours",
+    "{advise} --set runtime={first}  # {of}whose time per token is nearest to yours: kvferry runtimes",
 )
 
 
@@ -109,6 +111,8 @@ class Sensitivity:
     low: float
     high: float
     overtaken: tuple[str, ...]
+    # Of other runtimes, by name.
+    others: tuple[str, ...] = ()
 
 
 def sensitivities(
@@ -131,8 +135,9 @@ def sensitivities(
             if nearest is not None and (figure := _figure(question, nearest, changed)) < 0.999 * values[-1]:
                 better = 100 * (values[-1] / figure - 1)
                 overtaken.append(f"{case}, {nearest.composition.name} would be {better:.2g} % better")
+        names = () if times is not None else tuple(case.removeprefix("on ") for case in cases)
         swing = max(abs(log(value / own)) for value in values)
-        found.append(Sensitivity(number, times, swing, min(values), max(values), tuple(overtaken)))
+        found.append(Sensitivity(number, times, swing, min(values), max(values), tuple(overtaken), names))
     return sorted(found, key=lambda one: (not one.overtaken, -one.swing))
 
 
@@ -198,7 +203,7 @@ def _figure(question: Question, one: Trial, changed: _Changed, turns: int | None
     if one.composition.helped is None:
         most = scenario.session.workload.turns
         # Energy is that of answers without the time between two, as trials have it.
-        together = {"workload.think": "0 s", "workload.pause": "0 s"} if metric == "energy_j" else {}
+        together = TOGETHER if metric == "energy_j" else {}
         scenario = question.scenario(one.composition, {"workload.turns": min(turns or most, most), **together})
     run = run_scenario(changed(scenario))
     if run.interrupted:
@@ -213,14 +218,17 @@ def _on_npu(question: Question, number: Number) -> bool:
 
 
 def _measure(question: Question, number: Number) -> str:
-    return "" if _on_npu(question, number) else number.measure
+    return "" if _on_npu(question, number) else number.measure.format(gguf=word(model_file(question, None).gguf))
 
 
-def _command(question: Question, number: Number, device: str) -> str:
+def _command(question: Question, one: Sensitivity, device: str) -> str:
+    number, advise = one.number, question.command()
     if _on_npu(question, number):
         key = f"device.processors.{question.device.main}.{number.key}"
-        return f"kvferry advise ... --set {key}=N  # llama-bench does not run on the npu that the figures are of"
-    return number.profile.format(base=device, file=number.file)
+        return f"{advise} --set {key}=N  # llama-bench does not run on the npu that the figures are of"
+    first, *rest = one.others or ("NAME",)
+    of = f"or {', '.join(rest)}, the one " if rest else "if it is the one "
+    return number.profile.format(base=word(device), file=number.file, advise=advise, first=first, of=of)
 
 
 def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statement:
@@ -246,7 +254,7 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
             f", as it does where each other number{' tried' if late else ''} is so far off" if len(found) > 1 else ""
         )
         lines[0] += f"; the choice stays the same{others}"
-    profile = _command(question, first.number, device)
+    profile = _command(question, first, device)
     lines.append(" && ".join(filter(None, (_measure(question, first.number), profile))))
     rest = [f"{one.number.name} ({shown(metric, one.low)} to {shown(metric, one.high)})" for one in matters[1:]]
     if rest:

@@ -5,9 +5,13 @@ from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 from string import Template
 
 from kvferry.advice.answer import Answer
+from kvferry.advice.composition import KV_BITS
+from kvferry.advice.study import rule_of
+from kvferry.advice.trial import TOGETHER
 from kvferry.api.page_head import page_head
 from kvferry.specs.version import VERSION
 
@@ -25,6 +29,8 @@ def page(found: Answer, pictures: Mapping[str, Path]) -> str:
     """Returns the page; `pictures`: PNG files by name."""
     question = found.question
     text = (files("kvferry.advice") / "page.html").read_text(encoding="utf-8")
+    best = found.best.composition
+    rule = f"<p>{escape(rule_of(question, best.loss == 'coarser' and best.kv_bits < KV_BITS[0]))}</p>"
     title = f"{question.use.spec.name} on {question.device.name}: {found.best.composition.name}"
     return Template(text).substitute(
         head=page_head(title, "style-src 'unsafe-inline'; img-src data:"),
@@ -34,11 +40,22 @@ def page(found: Answer, pictures: Mapping[str, Path]) -> str:
         pictures="\n".join(
             f'<h2>{escape(QUESTIONS[name])}</h2>\n<img alt="{escape(QUESTIONS[name])}"'
             f' src="data:image/png;base64,{b64encode(file.read_bytes()).decode()}">'
+            f"{rule if name.startswith('map-') else ''}"
             for name, file in pictures.items()
         ),
+        energy=_energy_of_run(found),
         assumes=_items(question.use.spec.assumes),
         version=VERSION,
     )
+
+
+def _energy_of_run(found: Answer) -> str:
+    """How a run has the energy of an answer that is said here, which leaves out the time between two turns."""
+    if found.best.composition.helped is not None or "energy_j" not in found.best.figures:
+        return ""
+    words = " ".join(f"--set {quote(f'{key}={value}')}" for key, value in TOGETHER.items())
+    said = "Its energy has the idle time between two turns in it; energy/answer as above, without it"
+    return f"<p>{said}: kvferry run scenario.yaml {escape(words)}</p>"
 
 
 def _items(lines: tuple[str, ...]) -> str:

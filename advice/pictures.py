@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvferry.advice.composition import LOSSES
 from kvferry.advice.question import Question
-from kvferry.advice.study import Map, winner
+from kvferry.advice.study import Map, rule_of, winner
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.plots import Axis, line
 from kvferry.analysis.style import GREY, INK, SERIES, new_figure, render
@@ -49,17 +50,23 @@ def over_contexts(points: pd.DataFrame, limits: Mapping[str, float], folder: Pat
             if not wide:
                 most = max([values.max(), *(limits.values() if name == "memory" else ())])
                 drawn.axes[0].set_ylim(0, 1.1 * figure.scale * most)
-            for what, n_bytes in limits.items() if name == "memory" else ():
-                axis = drawn.axes[0]
-                axis.axhline(n_bytes / 1e9, color=INK, linestyle=(0, (2, 2)), linewidth=1.0)
-                axis.annotate(
-                    f"{what}: {human.size(n_bytes)}", (0.01, n_bytes / 1e9), xycoords=("axes fraction", "data"),
-                    xytext=(0, 3), textcoords="offset points", size=8, color=INK,
-                )  # fmt: skip
+            if name == "memory":
+                _limits(drawn, limits)
             return drawn
 
         found += write_pictures(folder / name, render(draw))
     return found
+
+
+def _limits(drawn: Figure, limits: Mapping[str, float]) -> None:
+    """Draws limits as lines: the name of the highest above its line, and of others, that may be near it, below."""
+    axis = drawn.axes[0]
+    for n, (what, n_bytes) in enumerate(sorted(limits.items(), key=lambda one: -one[1])):
+        axis.axhline(n_bytes / 1e9, color=INK, linestyle=(0, (2, 2)), linewidth=1.0)
+        axis.annotate(
+            f"{what}: {human.size(n_bytes)}", (0.01, n_bytes / 1e9), xycoords=("axes fraction", "data"),
+            xytext=(0, -3 if n else 3), textcoords="offset points", va="top" if n else "bottom", size=8, color=INK,
+        )  # fmt: skip
 
 
 def _plain_numbers(drawn: Figure) -> None:
@@ -92,12 +99,14 @@ def draw_map(
     """Draws which system wins at each context and value of the other axis: by colour, and by a letter that is legible
     without colours; hatched where none fits."""
     contexts, others, table = cells_of(question, one, losses)
+    choice, given_up = next(iter(losses.items()))
+    rule = rule_of(question, given_up == LOSSES.index("coarser") and "KV of" in choice)
     names = [name for name in losses if any(name in row for row in table)]
 
     def draw() -> Figure:
         from matplotlib.patches import Rectangle
 
-        figure = new_figure(6.4, 1.6 + 0.45 * len(others) + 0.22 * len(names))
+        figure = new_figure(6.4, 2.0 + 0.45 * len(others) + 0.22 * len(names))
         axis = figure.add_subplot()
         for y, row in enumerate(table):
             for x, name in enumerate(row):
@@ -119,7 +128,13 @@ def draw_map(
             handles.append(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=GREY, hatch="////", label=none))
         if any(name == NOT_RUN for row in table for name in row):
             handles.append(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=GREY, label="not run: no time"))
-        figure.legend(handles=handles, loc="outside lower left", ncols=1)
+        figure.legend(
+            handles=handles,
+            loc="outside lower left",
+            ncols=1,
+            title=rule.replace("; ", ";\n"),
+            alignment="left",
+        )
         return figure
 
     return write_pictures(folder / one.name, render(draw))

@@ -3,14 +3,16 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isnan
 from pathlib import Path
 from typing import Any
 
+from kvferry.advice.cloud import AS_IN_LINK, check_linked
 from kvferry.advice.composition import Composition, Space, space_of
 from kvferry.advice.use import Use, load_use
+from kvferry.advice.words import command, value_of
 from kvferry.analysis.search_spec import Constraint
 from kvferry.api.scenario import load
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -32,6 +34,7 @@ from kvferry.traces.turns import turns_of
 NO_LINK = "none"
 # Weights whose bytes are nearer to a file's than this are as they are stored there.
 _AS_STORED = 0.02
+_NUMBER = re.compile(r"\s*[\d.]+\s*")
 _NUMBER_AND_UNIT = re.compile(r"\s*[\d.]+\s*[A-Za-z][A-Za-z/ ]*")
 _PINNED = {f"policies.{part}": part for part in ("load", "decode", "keep", "evict")}
 
@@ -63,6 +66,8 @@ class Question:
     helper: str | None = None
     any_quality: bool = False
     own_weights: str | None = None
+    # The arguments that are given, by name.
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def about(self) -> str:
@@ -73,6 +78,11 @@ class Question:
             asked = {"context": f"{human.count(self.described['workload']['context'])} tokens", **asked}
         said = ", ".join(f"{key} {value}" for key, value in asked.items())
         return f"{self.use.spec.about}; asked with {said}" if said else self.use.spec.about
+
+    def command(self, *further: str) -> str:
+        """Returns the command that asks the same with further words."""
+        own = ["--any-quality"] if self.any_quality else []
+        return command(self.asked, self.settings, [*own, *further])
 
     def scenario(self, one: Composition, settings: Mapping[str, Any] | None = None) -> Scenario:
         """Returns the scenario of a composition; `settings` apply to it besides. Raises InputError."""
@@ -212,14 +222,23 @@ def question_of(
 ) -> Question:
     """Returns the question that these arguments ask; physical ones are text with a unit, or SI numbers. Raises
     InputError, whose lines begin with the argument's name."""
+    given = {
+        "device": device, "model": model, "link": link, "use": use, "memory": memory, "ttft": ttft,
+        "tokens_per_s": tokens_per_s, "energy": energy, "context": context, "storage": storage, "helper": helper,
+        "weights": weights,
+    }  # fmt: skip
     asked = _named("use", lambda: load_use(use))
     _named("device", lambda: load_device(device))
     _named("model", lambda: load_model(model))
     own = own_weights(read_tree("model", model, Path.cwd()))
     linked = link is not None and link != NO_LINK
+    if not linked:
+        check_linked(settings)
     workload = dict(asked.workload)
     if context is not None:
         workload["context"] = _number("context", context, count)
+        if workload["context"] > MOST_CONTEXT:
+            raise InputError(f"context: {value_of('context', context):.40} is more than {MOST_CONTEXT:,} tokens")
     if not linked:
         workload["in_cloud"] = "nothing"
     described: dict[str, Any] = {
@@ -236,7 +255,7 @@ def question_of(
         described["precision"] = {"weights": weights}
     if helper is not None:
         if not linked:
-            raise InputError("helper: is reached over a link; name one, as in link: 100 Mbit/s")
+            raise InputError(f"--helper {helper:.100} {AS_IN_LINK}")
         _named("helper", lambda: load_device(helper))
     limits = [
         _limit("ttft", "ttft_p95_s", ttft, "time"),
@@ -254,6 +273,7 @@ def question_of(
         helper=helper,
         any_quality=any_quality,
         own_weights=own,
+        asked={key: value for key, value in given.items() if value is not None},
     )
     if weights is not None:
         _check_weights(question, weights)
@@ -300,7 +320,11 @@ def _link(link: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
     try:
         quantity(link, "rate")
     except ValueError as error:
-        if _NUMBER_AND_UNIT.fullmatch(link) and not Path(link).exists():
+        if Path(link).exists():
+            return {"trace": link}
+        if _NUMBER.fullmatch(link):
+            raise InputError(f"link: {link:.40} has no unit; write it like '100 Mbit/s'") from None
+        if _NUMBER_AND_UNIT.fullmatch(link):
             raise InputError(f"link: {error}{_rate_meant(link)}") from None
         return {"trace": link}
     return {"rate": link}
@@ -357,4 +381,4 @@ def _limit(argument: str, metric: str, value: str | float | None, kind: str | No
         raise InputError(f"{argument}: {value!r:.40} is not a number above 0")
     if bound <= 0:
         raise InputError(f"{argument}: {value!r:.40} is not above 0")
-    return Limit(option=argument, constraint=Constraint(f"{argument} {value}", metric, True, bound))
+    return Limit(option=argument, constraint=Constraint(f"{argument} {value_of(argument, value)}", metric, True, bound))

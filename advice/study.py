@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from kvferry.advice.answer import EQUAL
+from kvferry.advice.answer import EQUAL, FIGURES
 from kvferry.advice.composition import KV_BITS
 from kvferry.advice.fit import Fit
 from kvferry.advice.question import Question
@@ -140,6 +140,15 @@ def memories_of(best: Trial) -> list[str]:
     kv = best.figures.get("kv_memory_peak_bytes", 0.0)
     low = max(least - 0.8 * kv, 0.3 * least)
     return [f"{low + (most - low) * n / (_STEPS - 1):.0f} B" for n in range(_STEPS)]
+
+
+def rule_of(question: Question, coarse: bool) -> str:
+    """Returns in words what wins, as ``contenders`` and ``winner`` have it. `coarse`: the choice has full attention
+    over KV of 8 bits."""
+    metric = question.use.spec.best
+    best = "most tokens/s" if metric == "tpot_s" else f"least {FIGURES[metric]}"
+    first = "whatever is given up" if question.any_quality else "among those that give up least of the answer"
+    return f"wins: {best} {first}; full attention over {'other ' if coarse else ''}KV of 8 bits is left out"
 
 
 def winner(question: Question, rows: pd.DataFrame, losses: Mapping[str, int]) -> str | None:

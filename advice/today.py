@@ -23,7 +23,6 @@ from kvferry.scenarios.loader import load_model
 from kvferry.specs import human
 from kvferry.specs.base import Spec
 
-_USUAL_CHUNK = 2048
 # Contexts are whole numbers of this many tokens, where memory holds them.
 _BLOCK = 256
 _VARIABLE = re.compile(r"[A-Z_]+=")
@@ -52,7 +51,11 @@ class EngineFlags(Spec):
     loads: dict[str, tuple[str, ...]]
     keeps: dict[str, tuple[str, ...]]
     kv_bits: dict[float, tuple[str, ...]] = Field(default_factory=dict)
+    # What it has in place of KV of so many bits, where that is not the same.
+    kv_as: dict[float, str] = Field(default_factory=dict)
     chunk: str
+    # Tokens that pass a layer together without the flag; None: it is always said.
+    usual_chunk: int | None = 2048
     # With these it keeps all KV of layers that attend to a window, behind which turns go on.
     whole_windows: tuple[str, ...] = ()
 
@@ -71,7 +74,7 @@ class EngineFlags(Spec):
         """Returns the command of a composition on a kind of processor, each flag once. `windows`: the model has layers
         that attend to one."""
         flags = [*self.decodes[one.decode], *self.kv_bits.get(one.kv_bits, ())]
-        flags += [self.chunk] if one.prefill_chunk != _USUAL_CHUNK else []
+        flags += [self.chunk] if one.prefill_chunk != self.usual_chunk else []
         flags += [*self.keeps[one.keep], *self.loads[one.load]]
         flags += self.whole_windows if windows and one.keep != "drop" else ()
         environment = [flag for flag in flags if _VARIABLE.match(flag)]
@@ -106,8 +109,8 @@ def today(question: Question, ranked: Sequence[Trial], fit: Fit | None = None) -
         told = [f"{' and '.join(same)}: the same command, so that this engine does not tell them apart"] if same else []
         lines = (*_whose_figures(question), *found.lines(), *_short(question, fit), *told)
         return Statement("i", "today", lines, {**found.facts, "context": context, "same": same})
-    _, lacking = min((len(of), of) for of in (one.lacks(best.composition) for one in engines().values()))
-    said = [f"no engine has {' or '.join(lacking)} as it is here: {', '.join(_whose(lacking))}"]
+    lacking, missing = _missing(question, best.composition)
+    said = [missing]
     metric = question.use.spec.best
     for other in ranked[1:]:
         if other.composition.helped is not None or _command(question, other.composition, context) is None:
@@ -144,27 +147,50 @@ class Command:
 
     line: str
     first: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def lines(self, head: str = "") -> list[str]:
-        return [f"{head}{self.line}", *([": ".join(self.first)] if self.first else [])]
+        return [f"{head}{self.line}", *([": ".join(self.first)] if self.first else []), *self.notes]
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"command": self.line, "conversion": list(self.first)}
+        return {"command": self.line, "conversion": list(self.first), "notes": list(self.notes)}
 
 
 def _command(question: Question, one: Composition, context: int) -> Command | None:
     """The command of the device's own engine, or else of any that does it."""
-    own = question.device.engine
     known = engines()
-    first = [own.name] if own is not None and own.name in known else list(known)
     windows = load_model(str(question.described["model"])).exceeds_window(context)
-    for name in first:
+    for name in _considered(question):
         if not known[name].lacks(one):
             file = model_file(question, name)
             line = known[name].line(one, file, context, _processor(question), windows=windows)
-            return Command(line, file.conversion)
+            other = known[name].kv_as.get(one.kv_bits)
+            notes = () if other is None else (f"{name} has {other} in place of KV of {one.kv_bits:g} bits",)
+            return Command(line, file.conversion, notes)
     return None
+
+
+def _considered(question: Question) -> list[str]:
+    """The device's own engine, where its flags are known, else all."""
+    own, known = question.device.engine, engines()
+    return [own.name] if own is not None and own.name in known else list(known)
+
+
+def _missing(question: Question, one: Composition) -> tuple[list[str], str]:
+    """The parts that no engine has, or else which engine lacks which parts, and the words for it."""
+    lacks = {name: engine.lacks(one) for name, engine in engines().items()}
+    fewest = min(lacks.values(), key=len)
+    nowhere = [part for part in fewest if all(part in of for of in lacks.values())]
+    if nowhere:
+        return nowhere, f"no engine has {' or '.join(nowhere)} as it is here: {', '.join(_whose(nowhere))}"
+    considered = _considered(question)
+    own = lacks[considered[0]]
+    if has_all := [name for name, of in lacks.items() if not of]:
+        said = f"{considered[0]}, which the figures are of, lacks {' and '.join(own)}"
+        return own, f"{said}; {' and '.join(has_all)} has all of it"
+    each = "; ".join(f"{name} lacks {' and '.join(of)}" for name, of in lacks.items())
+    return own if len(considered) == 1 else fewest, f"no engine has all of it: {each}"
 
 
 def _processor(question: Question) -> str:

@@ -14,6 +14,9 @@ from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
+# Turns follow each other without a pause: a device that waits for its user adds nothing to their energy.
+TOGETHER: Mapping[str, str] = {"workload.think": "0 s", "workload.pause": "0 s"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
@@ -105,7 +108,7 @@ def tried(question: Question, one: Composition, settings: Mapping[str, Any] | No
 def energy_of(question: Question, one: Composition, settings: Mapping[str, Any] | None = None) -> dict[str, float]:
     """Returns the energy of an answer, where it is counted: that of turns which follow each other without a pause, so
     that a device which waits for its user adds nothing."""
-    together = {} if one.helped is not None else {"workload.think": "0 s", "workload.pause": "0 s"}
+    together = {} if one.helped is not None else TOGETHER
     scenario = question.scenario(one, {**(settings or {}), **together})
     run = run_scenario(scenario)
     if run.interrupted:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,7 +66,6 @@ def advise(
 
     The folder is runs/advice-USE-DEVICE unless --output names another; with --json alone, none is written.
     """
-    from kvferry.advice.advise import advise as carry_out
     from kvferry.cli.interview import interview
     from kvferry.cli.progress import say, steps
     from kvferry.specs.errors import InputError
@@ -87,7 +86,13 @@ def advise(
             raise InputError(f"--{needed}: is missing, as in --{needed} {example}")
     if output is None and not json:
         output = Path("runs") / f"advice-{Path(asked.get('use', 'chat')).stem}-{Path(asked['device']).stem}"
-    with as_options(*_ARGUMENTS, "limit"), steps() as progress:
+    with as_options(*_ARGUMENTS, "limit"), _ended_early() as ran, steps() as progress:
+        from kvferry.advice.advise import advise as carry_out
+
+        def watched(what: str, done: int, of: int) -> None:
+            ran.append(what)
+            progress(what, done, of)
+
         found = carry_out(
             **asked,
             any_quality=any_quality,
@@ -95,7 +100,7 @@ def advise(
             output=output,
             refine=not quick,
             **limits,
-            progress=progress,
+            progress=watched,
             say=say,
         )
     if json:
@@ -110,6 +115,20 @@ def advise(
     if found.interrupted is not None:
         say(f"interrupted {found.interrupted}; this is the best so far")
         raise typer.Exit(128 + found.ended_by)
+
+
+@contextmanager
+def _ended_early() -> Iterator[list[str]]:
+    """Says it where a signal ends the command before there is an answer. Gives a list for what has run."""
+    from kvferry.cli.progress import say
+    from kvferry.specs.errors import Terminated
+
+    ran: list[str] = []
+    try:
+        yield ran
+    except (KeyboardInterrupt, Terminated):
+        say(f"interrupted{' before there was an answer' if ran else '; nothing had run'}")
+        raise
 
 
 def _seconds(limit: str) -> float:
@@ -130,11 +149,10 @@ def _longer(
 ) -> str:
     """The same command with three times as much time; `limits`: None after the first answer alone."""
     from kvferry.advice.advise import LIMIT_S
+    from kvferry.advice.words import command
 
-    given = [word for key, value in asked.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    own = [word for one in settings for word in ("--set", one)]
     more = [] if limits is None else ["--limit", f"{3 * limits.get('limit_s', LIMIT_S):g}s"]
-    return shlex.join(["kvferry", "advise", *given, *own, *flags, *more])
+    return command(asked, settings, [*flags, *more])
 
 
 def _show(found: Answer) -> None:

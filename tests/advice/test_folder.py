@@ -14,11 +14,16 @@ from pydantic_core import SchemaError
 import kvferry
 from kvferry.advice import advise as advised
 from kvferry.advice import search as search_of
+from kvferry.advice.answer import Answer
+from kvferry.advice.composition import Composition
 from kvferry.advice.fit import Fit
-from kvferry.advice.pictures import NOT_RUN, cells_of
+from kvferry.advice.folder import _not_run
+from kvferry.advice.page import page
+from kvferry.advice.pictures import NOT_RUN, _limits, cells_of
 from kvferry.advice.question import Question, question_of
-from kvferry.advice.study import Map, contexts_of, every_other, winner
-from kvferry.advice.trial import Trials
+from kvferry.advice.study import Map, contexts_of, every_other, rule_of, winner
+from kvferry.advice.trial import Trial, Trials
+from kvferry.analysis.style import new_figure
 from kvferry.cli import advise as commands
 from kvferry.cli import interview as interviews
 from kvferry.specs.errors import Terminated
@@ -208,10 +213,51 @@ def test_a_limit_is_a_time_and_the_command_for_longer_can_be_pasted(call: Callab
     assert "kvferry: --limit: '0 s' is not above 0" in call(*of, "--limit", "0 s")[2]
     assert "kvferry: --limit: '3 GB' is a size, not a time" in call(*of, "--limit", "3 GB")[2]
     asked = {"device": "rtx-4060", "tokens_per_s": 8.0}
-    line = "kvferry advise --device rtx-4060 --tokens-per-s 8.0 --set 'workload.think=1 s' --any-quality"
+    line = "kvferry advise --device rtx-4060 --tokens-per-s 8 --set 'workload.think=1 s' --any-quality"
     flags, settings = ["--any-quality"], ["workload.think=1 s"]
     assert commands._longer(asked, flags, settings, None) == line
     assert commands._longer(asked, flags, settings, {"limit_s": 200.0}) == f"{line} --limit 600s"
+
+
+def test_ctrl_c_before_anything_ran_is_said_in_one_line(
+    call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(self: Trials, one: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trials, "of", stopped)
+    code, out, err = call("advise", "--device", "rtx-4060", "--model", "qwen3-8b", "--quick", "--json")
+    assert (code, out, err) == (130, "", "interrupted; nothing had run\n")
+
+
+def test_a_map_says_what_wins_on_it() -> None:
+    said = rule_of(question(), False)
+    assert said.startswith("wins: least whole answer among those that give up least of the answer; ")
+    assert said.endswith("; full attention over KV of 8 bits is left out")
+    coarse = rule_of(question(any_quality=True), True)
+    assert coarse.endswith("whatever is given up; full attention over other KV of 8 bits is left out")
+
+
+def test_a_picture_names_the_context_from_which_on_points_are_missing() -> None:
+    points = pd.DataFrame([row(name, 1024, 4e9, 1.0) for name in "ab"] + [row("a", 2048, 4e9, 1.0)])
+    assert _not_run(points, [1024, 2048, 4096], 2) == "; not all run from 2 Ki"
+    assert _not_run(points, [1024], 2) == ""
+
+
+def test_names_of_limits_that_are_near_each_other_do_not_overlap() -> None:
+    figure = new_figure(6.4, 4.0)
+    figure.add_subplot().set_ylim(0, 8.1)
+    _limits(figure, {"granted": 7.4e9, "the device leaves free": 7.4e9})
+    figure.draw_without_rendering()
+    above, below = (text.get_window_extent() for text in figure.axes[0].texts)
+    assert above.y0 > below.y1
+
+
+def test_the_page_says_how_a_run_has_the_energy_of_an_answer() -> None:
+    figures = {"answer_s": 5.0, "energy_j": 40.0}
+    best = Trial(composition=Composition(), scenario=None, outcome="done", figures=figures)
+    said = page(Answer(question=question(), best=best, ranked=[best]), {})
+    assert "kvferry run scenario.yaml --set &#x27;workload.think=0 s&#x27; --set &#x27;workload.pause=0 s&#x27;" in said
 
 
 def test_the_command_prints_one_object(call: Callable[..., tuple[int, str, str]]) -> None:

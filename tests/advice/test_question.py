@@ -118,6 +118,9 @@ def test_weights_that_an_engine_does_not_read_are_told_with_one_that_does() -> N
     [
         ({"link": "100 Mbit"}, r"^link: '100 Mbit' is a size, not a rate; .*; did you mean '100 Mbit/s'\?$"),
         ({"link": "10 parsec/s"}, r"^link: '10 parsec/s' has no unit of a rate; write it like '850 Mbit/s'$"),
+        ({"link": "0"}, r"^link: 0 has no unit; write it like '100 Mbit/s'$"),
+        ({"helper": "rtx-4090"}, r"^--helper rtx-4090 needs --link, as in --link '100 Mbit/s'$"),
+        ({"context": "10Mi"}, r"^context: 10Mi is more than 10,000,000 tokens$"),
         ({"memory": "-4GiB"}, r"^memory: '-4GiB' is not above 0, as in 4GiB$"),
         ({"memory": "0 B"}, r"^memory: '0 B' is not above 0"),
     ],
@@ -125,3 +128,38 @@ def test_weights_that_an_engine_does_not_read_are_told_with_one_that_does() -> N
 def test_an_argument_that_will_not_do_is_named_with_what_would(asked: dict[str, str], says: str) -> None:
     with pytest.raises(InputError, match=says):
         question_of(device="rtx-4060", model="llama-3.2-1b", **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("setting", "needs"),
+    [
+        ("policies.keep=memory-cloud", True),
+        ("policies.load=ferry", True),
+        ("policies={load: {name: ferry}}", True),
+        ("workload.in_cloud=contexts", True),
+        ("policies.keep=memory", False),
+        ("policies.load=local-prefill", False),
+        ("workload.in_cloud=nothing", False),
+    ],
+)
+def test_a_cloud_is_not_answered_for_without_a_link(setting: str, needs: bool) -> None:
+    asked = {"device": "rtx-4060", "model": "llama-3.2-1b", "use": "documents", "settings": [setting]}
+    if not needs:
+        question_of(**asked)  # type: ignore[arg-type]
+        return
+    for link in (None, "none"):
+        with pytest.raises(InputError) as error:
+            question_of(**asked, link=link)  # type: ignore[arg-type]
+        assert str(error.value) == f"--set {setting} needs --link, as in --link '100 Mbit/s'"
+    question_of(**asked, link="100 Mbit/s")  # type: ignore[arg-type]
+
+
+def test_a_question_is_asked_again_by_its_own_command() -> None:
+    """Numbers of the API are SI; a shell takes the line."""
+    asked = question_of(
+        device="rtx-4060", model="qwen3-8b", memory=6e9, tokens_per_s=8.0, settings=["workload.think=1 s"]
+    )
+    assert asked.command("--limit", "5min") == (
+        "kvferry advise --device rtx-4060 --model qwen3-8b --use chat --memory '6000000000 B' --tokens-per-s 8"
+        " --set 'workload.think=1 s' --limit 5min"
+    )

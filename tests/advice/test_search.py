@@ -236,7 +236,10 @@ def test_where_it_is_assumed_what_software_takes_another_runtime_is_the_first_to
     assert {one.number for one in others} == set(NUMBERS)
     lines = next_measurement(question, [first, *others]).lines
     assert lines[0].startswith("the runtime: another known one, whole answer is ")
-    assert lines[1].startswith("kvferry advise ... --set runtime=NAME")
+    assert (
+        lines[1].startswith("kvferry advise --device rtx-4060 --model llama-3.2-1b ")
+        and " --set runtime=ideal " in lines[1]
+    )
     assert RUNTIME not in [one.number for one in sensitivities(question, [inside], {})]
 
 

@@ -14,7 +14,7 @@ from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
 from kvferry.advice.evidence import Evidence, left_out, of_source
 from kvferry.advice.fit import Fit, why_none
-from kvferry.advice.measure import COPIES, NUMBERS, Sensitivity, next_measurement
+from kvferry.advice.measure import COPIES, NUMBERS, RUNTIME, Sensitivity, next_measurement
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.today import today
 from kvferry.advice.trial import Trial, tried
@@ -135,6 +135,9 @@ def test_what_comes_encoded_over_the_link_is_not_called_nothing() -> None:
         in Bound("answer_s", 11.0).statement(encoded).lines[0]
     )
     assert "gives up nothing has" in Bound("answer_s", 11.0).statement(exact).lines[0]
+    # What loads that share their time come to is no part of it.
+    (said,) = Bound("answer_s", 11.0, by_parts=True).statement(encoded).lines
+    assert said.startswith("whole answer, each load by itself: nothing on this device")
 
 
 def test_with_one_run_nothing_is_said_of_others(question: Question) -> None:
@@ -291,7 +294,7 @@ def test_the_limit_that_is_missed_by_least_gives_way_first() -> None:
     first, second = str(why_none(question, [slow, fast])).split("; or ")
     assert first.startswith("no composition keeps --ttft 1 s and --tokens-per-s 45 together; drop --ttft: ")
     assert first.endswith(": the least that is possible is 2.00 s (vllm + keep memory)")
-    assert second == "drop --tokens-per-s: the most that is possible is 10 (vllm + keep drop)"
+    assert second == "drop --tokens-per-s: the most that is possible is 10 tokens/s (vllm + keep drop)"
 
 
 def test_memory_is_a_limit_that_can_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +310,7 @@ def test_memory_is_a_limit_that_can_give_way(monkeypatch: pytest.MonkeyPatch) ->
     assert first.startswith(
         "no composition keeps --memory 4.00 GB and --tokens-per-s 9 together; drop --tokens-per-s: "
     )
-    assert first.endswith("the most that is possible is 7 (flexgen on host + keep memory)")
+    assert first.endswith("the most that is possible is 7 tokens/s (flexgen on host + keep memory)")
     assert second == "drop --memory: the least that is possible is 6.13 GB (vllm + keep memory)"
     fast = question_of(**{**asked, "tokens_per_s": 60})
     assert "--memory" not in str(why_none(fast, [full, away])), "more memory would not do"
@@ -317,7 +320,7 @@ def test_the_least_that_is_possible_can_be_asked_for() -> None:
     """517.2 ms are more than 517 ms, and 44.19 tokens/s less than 44.2."""
     one = trial(5.0)
     one = replace(one, figures={**one.figures, "ttft_p95_s": 0.5172, "tpot_s": 1 / 44.19})
-    for asked, least in (({"ttft": "1 ms"}, "518 ms"), ({"tokens_per_s": 90}, "44.1")):
+    for asked, least in (({"ttft": "1 ms"}, "518 ms"), ({"tokens_per_s": 90}, "44.1 tokens/s")):
         question = question_of(device="rtx-4060", model="qwen3-8b", **asked)
         assert f"possible is {least} (" in str(why_none(question, [one]))
 
@@ -345,6 +348,15 @@ def test_sources_are_marked_by_their_own_words() -> None:
 def test_what_no_answer_can_be_about_is_refused(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         question_of(device="rtx-4060", model="llama-3.1-8b", **asked)
+
+
+def test_commands_of_a_measurement_can_be_typed(question: Question) -> None:
+    """Nothing stands in them for what is known: the model's file, the question, other runtimes."""
+    of = lambda number, **more: next_measurement(question, [Sensitivity(number, 2.0, 0.5, 3.0, 6.0, (), **more)])  # noqa: E731
+    asked = "kvferry advise --device rtx-4060 --model qwen3-8b --use chat --storage nvme"
+    assert of(NUMBERS[0]).lines[1].startswith("llama-bench -m qwen3-8b.gguf -p 0 ")
+    assert of(COPIES).lines[1].endswith(f" && {asked} --set device.memory.copy_bytes_per_s='N GB/s'")
+    assert of(RUNTIME, others=("ideal", "mlx")).lines[1].startswith(f"{asked} --set runtime=ideal  # or mlx, the one ")
 
 
 def test_the_number_that_changes_the_choice_is_measured_first(question: Question) -> None:
