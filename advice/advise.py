@@ -22,7 +22,8 @@ from kvferry.advice.quality import quality
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
 from kvferry.advice.today import today
-from kvferry.advice.trial import Trial, Trials, energy_of
+from kvferry.advice.trial import Trial, energy_of
+from kvferry.advice.trials import Trials
 from kvferry.advice.worth import not_worth
 from kvferry.analysis.executors.executor import Executor
 from kvferry.api.intervals import sureness_of

@@ -155,16 +155,25 @@ class Command:
 
 def _command(question: Question, one: Composition, context: int) -> Command | None:
     """The command of the device's own engine, or else of any that does it."""
-    own = question.device.engine
-    known = engines()
-    first = [own.name] if own is not None and own.name in known else list(known)
     windows = load_model(str(question.described["model"])).exceeds_window(context)
-    for name in first:
-        if not known[name].lacks(one):
+    for name, engine in _engines_of(question).items():
+        if not engine.lacks(one):
             file = model_file(question, name)
-            line = known[name].line(one, file, context, _processor(question), windows=windows)
+            line = engine.line(one, file, context, _processor(question), windows=windows)
             return Command(line, file.conversion)
     return None
+
+
+def an_engine_has(question: Question, one: Composition) -> bool:
+    """Whether the device's own engine, or else any that is listed, has all parts of a composition."""
+    if one.helped is not None:
+        return False
+    return any(not engine.lacks(one) for engine in _engines_of(question).values())
+
+
+def _engines_of(question: Question) -> Mapping[str, EngineFlags]:
+    own, known = question.device.engine, engines()
+    return {own.name: known[own.name]} if own is not None and own.name in known else known
 
 
 def _processor(question: Question) -> str:

@@ -18,7 +18,7 @@ from kvferry.advice.fit import Fit
 from kvferry.advice.pictures import NOT_RUN, cells_of
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.study import Map, contexts_of, every_other, winner
-from kvferry.advice.trial import Trials
+from kvferry.advice.trials import Trials
 from kvferry.cli import advise as commands
 from kvferry.cli import interview as interviews
 from kvferry.specs.errors import Terminated
