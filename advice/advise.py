@@ -16,7 +16,7 @@ from kvferry.advice.composition import Composition
 from kvferry.advice.counterparts import counterparts
 from kvferry.advice.evidence import evidence_of, left_out
 from kvferry.advice.fit import fit_of, holding_longest, why_none
-from kvferry.advice.folder import write_answer, write_scenario, write_study
+from kvferry.advice.folder import clear, write_answer, write_scenario, write_study
 from kvferry.advice.measure import next_measurement, sensitivities
 from kvferry.advice.quality import quality
 from kvferry.advice.question import Question, question_of
@@ -178,14 +178,18 @@ def answer(
     )
     folder = found.folder
     if folder is not None:
+        work.finish(lambda: clear(folder, question))
         work.finish(lambda: write_scenario(found.best, folder))
+        drawn: list[Path] = []
         if refine and not work.interrupted:
             kept_s = reserve_s(monotonic() - began_s, process_time() - cpu_s, limit)
             goes_on = lambda: monotonic() < began_s + limit - kept_s  # noqa: E731
             every = [*search.whole.all, *search.few.all]
             late: list[str] = []
             work.carry_out(
-                lambda: late.extend(write_study(found, every, statements.fit, folder, progress, goes_on, executor)),
+                lambda: late.extend(
+                    write_study(found, every, statements.fit, folder, progress, goes_on, executor, drawn.extend)
+                ),
                 "while its pictures were drawn",
             )
             if late:
@@ -195,7 +199,7 @@ def answer(
         def told() -> Answer:
             return replace(found, interrupted=work.interrupted, ended_by=work.ended_by)
 
-        work.finish(lambda: write_answer(told(), folder))
+        work.finish(lambda: write_answer(told(), folder, drawn))
         return told()
     return found
 

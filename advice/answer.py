@@ -74,6 +74,7 @@ class Answer:
         """What ``kvferry advise --json`` prints."""
         found = {
             "use": self.question.use.spec.name,
+            "question": self.question.asked,
             "composition": self.best.composition.name,
             "settings": self.best.composition.settings,
             "figures": {key: self.best.figures[key] for key in FIGURES if key in self.best.figures},
