@@ -41,6 +41,9 @@ LIMIT_S, _SEARCH_SHARE, _JUDGED_SHARE, _COMPARED_SHARE, _EXPLAINED_SHARE = 110.0
 # of all time is kept for it.
 _WRITTEN_S, _MOST_RESERVED = 5.0, 0.3
 
+# Processor time of a first answer, after which nothing more is begun for it.
+_QUICK_S = 10.0
+
 Say = Callable[[str], None]
 
 
@@ -123,6 +126,9 @@ def answer(
         runs += 1
         progress("running compositions", runs, 0)
 
+    def in_time() -> bool:
+        return monotonic() < began_s + limit and (refine or process_time() - cpu_s < _QUICK_S)
+
     search = Search(question, done, began_s + _SEARCH_SHARE * limit)
     work = _Work()
     spent: dict[str, float] = {}
@@ -131,7 +137,7 @@ def answer(
     if work.interrupted and not ranked:
         raise KeyboardInterrupt if work.ended_by == signal.SIGINT else Terminated(128 + work.ended_by)
     if not ranked and (not refine or not any(one.is_done for one in search.few.all)):
-        raise _none(search, search.few)
+        raise _none(search, search.few, in_time)
     spent["first"] = process_time() - cpu_s
 
     def refined() -> None:
@@ -148,7 +154,7 @@ def answer(
     if not work.interrupted:
         work.carry_out(lambda: compare(search, began_s + _COMPARED_SHARE * limit), "while it was compared")
     if not (ranked := search.ranked):
-        raise _none(search, search.whole if search.whole.all else search.few)
+        raise _none(search, search.whole if search.whole.all else search.few, in_time)
     held: list[Trial] = []
     if search.is_coarse:
         work.carry_out(lambda: held.extend(holding_longest(question, ranked)), "while its longest turn was tried")
@@ -243,18 +249,18 @@ def reserve_s(wall_s: float, processor_s: float, limit_s: float) -> float:
     return min(_MOST_RESERVED * limit_s, _WRITTEN_S * max(1.0, wall_s / max(processor_s, 1e-3)))
 
 
-def _none(search: Search, trials: Trials) -> InputError:
+def _none(search: Search, trials: Trials, goes_on: Callable[[], bool]) -> InputError:
     """Why nothing tried answers the question, and whether more might have been tried."""
     if not trials.all:
         return InputError("limit: is over before one composition was run; as in 110")
     tried, space = len(trials.all), human.count(search.question.space.number)
     turns, of = (search.judged_turns[1] if trials is search.whole else search.judged_turns[0]), search.judged_turns[1]
     if turns == of and not search.cut_short:
-        return why_none(search.question, trials.all, trials.settings)
+        return why_none(search.question, trials.all, trials.settings, goes_on=goes_on)
     few = "" if turns == of else f", over {turns} of {of} turns"
     late = "; there was no time for more" if search.cut_short else ""
     said = f"none of the {tried} compositions that were run (of {space}{few}{late})"
-    return why_none(search.question, trials.all, trials.settings, said)
+    return why_none(search.question, trials.all, trials.settings, said, goes_on)
 
 
 def compare(search: Search, until_s: float) -> None:
