@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic, process_time
 
-from kvferry.advice.answer import Answer, Statement, not_over_all, runners_up
+from kvferry.advice.answer import Answer, Statement, missed, not_over_all, runners_up
 from kvferry.advice.bound import bound_of
 from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
@@ -140,10 +140,12 @@ def answer(
         raise _none(search, search.few, in_time)
     spent["first"] = process_time() - cpu_s
 
+    first = ranked[0] if ranked else None
+
     def refined() -> None:
-        if ranked:
+        if first is not None:
             over = "" if search.few is search.whole else ", over few turns"
-            say(f"first answer{over}: {ranked[0].composition.name}")
+            say(f"first answer{over}: {first.composition.name}")
         if refine:
             search.refine()
 
@@ -153,6 +155,8 @@ def answer(
         work.carry_out(lambda: search.judge(began_s + _JUDGED_SHARE * limit), "while it was judged over all turns")
     if not work.interrupted:
         work.carry_out(lambda: compare(search, began_s + _COMPARED_SHARE * limit), "while it was compared")
+    if first is not None and search.has_failed(first):
+        say(f"over all turns it does not do: {first.composition.name} {_why_not(search, first)}")
     if not (ranked := search.ranked):
         raise _none(search, search.whole if search.whole.all else search.few, in_time)
     held: list[Trial] = []
@@ -249,6 +253,12 @@ def reserve_s(wall_s: float, processor_s: float, limit_s: float) -> float:
     return min(_MOST_RESERVED * limit_s, _WRITTEN_S * max(1.0, wall_s / max(processor_s, 1e-3)))
 
 
+def _why_not(search: Search, few: Trial) -> str:
+    """Why what did over few turns does not over all."""
+    own = search.whole.of(few.composition) if few.composition in search.whole else None
+    return f"misses {missed(search.question, own)}" if own is not None and own.is_done else "does not fit in memory"
+
+
 def _none(search: Search, trials: Trials, goes_on: Callable[[], bool]) -> InputError:
     """Why nothing tried answers the question, and whether more might have been tried."""
     if not trials.all:
@@ -291,6 +301,7 @@ class _Statements:
         # Beside an answer over few turns all others are over few.
         few = [] if search.is_coarse or search.few is search.whole else search.few.ranked()
         self._few = [one for one in few if not search.has_failed(one)]
+        self._missing = search.trials.missing_limits()
         self._goes_on = goes_on
         self.said: dict[str, Statement] = {}
 
@@ -298,13 +309,13 @@ class _Statements:
         """Makes the statements that need no run, and then what needs hardly one."""
         question, ranked = self._question, self._ranked
         self._say(chosen(question, ranked, not_over_all(self._judged)))
-        self._say(runners(question, ranked, self._few, self._tried))
+        self._say(runners(question, ranked, self._few, self._tried, self._missing))
         self._say(today(question, ranked))
         fit = self.fit = fit_of(question, ranked[0], self._judged)
         self._say(fit.statement())
         self._say(chosen(question, ranked, not_over_all(self._judged, fit.too_long)))
         self._say(today(question, ranked, fit))
-        self._say(not_worth(question, ranked, self._few, fit))
+        self._say(not_worth(question, ranked, self._few, fit, self._missing))
 
     def rest(self) -> None:
         """Makes the statements that need further runs, with other numbers or no limits. Raises KeyboardInterrupt."""

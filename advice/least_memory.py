@@ -11,13 +11,14 @@ from kvferry.advice.trial import Trial, tried
 from kvferry.specs import human
 from kvferry.specs.units import quantity
 
-# Memory is looked for to within this share of it, over the compositions that take least.
-_CLOSE, _MOST_TRIED = 0.01, 4
+# Compositions that are tried with less memory: of those that do with all of it, the ones that take least.
+_MOST_TRIED = 4
 
 
 @dataclass(frozen=True)
 class LeastMemory:
-    """``n_bytes`` to grant to the composition of a trial; ``is_least``: it is known that clearly less does not do."""
+    """``n_bytes`` to grant to the composition of a trial; ``is_least``: it is known that less, in three digits, does
+    not do."""
 
     n_bytes: float
     trial: Trial
@@ -55,13 +56,14 @@ def least_memory(
     if not kept:
         return None
     low_bytes, high_bytes, best = quantity(question.memory or "", "size"), _to_be_granted(question, kept[0]), kept[0]
-    while high_bytes - low_bytes > _CLOSE * high_bytes and goes_on():
-        middle_bytes = in_digits((low_bytes + high_bytes) / 2, ceil)
-        if (one := _keeping(question, kept[:_MOST_TRIED], settings, middle_bytes)) is None:
+    while (middle_bytes := in_digits((low_bytes + high_bytes) / 2, ceil)) < high_bytes:
+        if not goes_on():
+            return LeastMemory(high_bytes, best, False)
+        if (leaner := _keeping(question, kept[:_MOST_TRIED], settings, middle_bytes)) is None:
             low_bytes = middle_bytes
         else:
-            high_bytes, best = middle_bytes, one
-    return LeastMemory(high_bytes, best, high_bytes - low_bytes <= _CLOSE * high_bytes)
+            high_bytes, best = middle_bytes, leaner
+    return LeastMemory(high_bytes, best, True)
 
 
 def _keeping(
