@@ -63,6 +63,9 @@ def clear(folder: Path, question: Question) -> None:
         for name in () if same else _STUDIES:
             if (folder / name).is_dir() and not (folder / name).is_symlink():
                 rmtree(folder / name)
+        for place in (folder / _PLOTS, folder / _ALONE):
+            if place.is_dir() and not any(place.iterdir()):
+                place.rmdir()
     except OSError as error:
         raise KvferryError(f"{folder}: what an earlier answer left cannot be removed: {error.strerror}") from error
 
