@@ -9,20 +9,21 @@ from math import inf
 from pathlib import Path
 from time import monotonic, process_time
 
-from kvferry.advice.answer import Answer, Statement, not_over_all, runners_up
+from kvferry.advice.answer import Answer, Statement, missed, not_over_all, runners_up
 from kvferry.advice.bound import bound_of
 from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
 from kvferry.advice.counterparts import counterparts
 from kvferry.advice.evidence import evidence_of, left_out
 from kvferry.advice.fit import fit_of, holding_longest, why_none
-from kvferry.advice.folder import write_answer, write_scenario, write_study
+from kvferry.advice.folder import clear, write_answer, write_scenario, write_study
 from kvferry.advice.measure import next_measurement, sensitivities
 from kvferry.advice.quality import quality
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
 from kvferry.advice.today import today
-from kvferry.advice.trial import Trial, Trials, energy_of
+from kvferry.advice.trial import Trial, energy_of
+from kvferry.advice.trials import Trials
 from kvferry.advice.worth import not_worth
 from kvferry.analysis.executors.executor import Executor
 from kvferry.api.intervals import sureness_of
@@ -39,6 +40,9 @@ LIMIT_S, _SEARCH_SHARE, _JUDGED_SHARE, _COMPARED_SHARE, _EXPLAINED_SHARE = 110.0
 # Processor time of drawing five pictures and of writing the page, with matplotlib's import; assumed. At most this share
 # of all time is kept for it.
 _WRITTEN_S, _MOST_RESERVED = 5.0, 0.3
+
+# Processor time of a first answer, after which nothing more is begun for it.
+_QUICK_S = 10.0
 
 Say = Callable[[str], None]
 
@@ -122,6 +126,9 @@ def answer(
         runs += 1
         progress("running compositions", runs, 0)
 
+    def in_time() -> bool:
+        return monotonic() < began_s + limit and (refine or process_time() - cpu_s < _QUICK_S)
+
     search = Search(question, done, began_s + _SEARCH_SHARE * limit)
     work = _Work()
     spent: dict[str, float] = {}
@@ -130,13 +137,15 @@ def answer(
     if work.interrupted and not ranked:
         raise KeyboardInterrupt if work.ended_by == signal.SIGINT else Terminated(128 + work.ended_by)
     if not ranked and (not refine or not any(one.is_done for one in search.few.all)):
-        raise _none(search, search.few)
+        raise _none(search, search.few, in_time)
     spent["first"] = process_time() - cpu_s
 
+    first = ranked[0] if ranked else None
+
     def refined() -> None:
-        if ranked:
+        if first is not None:
             over = "" if search.few is search.whole else ", over few turns"
-            say(f"first answer{over}: {ranked[0].composition.name}")
+            say(f"first answer{over}: {first.composition.name}")
         if refine:
             search.refine()
 
@@ -146,8 +155,10 @@ def answer(
         work.carry_out(lambda: search.judge(began_s + _JUDGED_SHARE * limit), "while it was judged over all turns")
     if not work.interrupted:
         work.carry_out(lambda: compare(search, began_s + _COMPARED_SHARE * limit), "while it was compared")
+    if first is not None and search.has_failed(first):
+        say(f"over all turns it does not do: {first.composition.name} {_why_not(search, first)}")
     if not (ranked := search.ranked):
-        raise _none(search, search.whole if search.whole.all else search.few)
+        raise _none(search, search.whole if search.whole.all else search.few, in_time)
     held: list[Trial] = []
     if search.is_coarse:
         work.carry_out(lambda: held.extend(holding_longest(question, ranked)), "while its longest turn was tried")
@@ -177,14 +188,18 @@ def answer(
     )
     folder = found.folder
     if folder is not None:
+        work.finish(lambda: clear(folder, question))
         work.finish(lambda: write_scenario(found.best, folder))
+        drawn: list[Path] = []
         if refine and not work.interrupted:
             kept_s = reserve_s(monotonic() - began_s, process_time() - cpu_s, limit)
             goes_on = lambda: monotonic() < began_s + limit - kept_s  # noqa: E731
             every = [*search.whole.all, *search.few.all]
             late: list[str] = []
             work.carry_out(
-                lambda: late.extend(write_study(found, every, statements.fit, folder, progress, goes_on, executor)),
+                lambda: late.extend(
+                    write_study(found, every, statements.fit, folder, progress, goes_on, executor, drawn.extend)
+                ),
                 "while its pictures were drawn",
             )
             if late:
@@ -194,7 +209,7 @@ def answer(
         def told() -> Answer:
             return replace(found, interrupted=work.interrupted, ended_by=work.ended_by)
 
-        work.finish(lambda: write_answer(told(), folder))
+        work.finish(lambda: write_answer(told(), folder, drawn))
         return told()
     return found
 
@@ -238,18 +253,24 @@ def reserve_s(wall_s: float, processor_s: float, limit_s: float) -> float:
     return min(_MOST_RESERVED * limit_s, _WRITTEN_S * max(1.0, wall_s / max(processor_s, 1e-3)))
 
 
-def _none(search: Search, trials: Trials) -> InputError:
+def _why_not(search: Search, few: Trial) -> str:
+    """Why what did over few turns does not over all."""
+    own = search.whole.of(few.composition) if few.composition in search.whole else None
+    return f"misses {missed(search.question, own)}" if own is not None and own.is_done else "does not fit in memory"
+
+
+def _none(search: Search, trials: Trials, goes_on: Callable[[], bool]) -> InputError:
     """Why nothing tried answers the question, and whether more might have been tried."""
     if not trials.all:
         return InputError("limit: is over before one composition was run; as in 110 s")
     tried, space = len(trials.all), human.count(search.question.space.number)
     turns, of = (search.judged_turns[1] if trials is search.whole else search.judged_turns[0]), search.judged_turns[1]
     if turns == of and not search.cut_short:
-        return why_none(search.question, trials.all, trials.settings)
+        return why_none(search.question, trials.all, trials.settings, goes_on=goes_on)
     few = "" if turns == of else f", over {turns} of {of} turns"
     late = "; there was no time for more" if search.cut_short else ""
     said = f"none of the {tried} compositions that were run (of {space}{few}{late})"
-    return why_none(search.question, trials.all, trials.settings, said)
+    return why_none(search.question, trials.all, trials.settings, said, goes_on)
 
 
 def compare(search: Search, until_s: float) -> None:
@@ -280,6 +301,7 @@ class _Statements:
         # Beside an answer over few turns all others are over few.
         few = [] if search.is_coarse or search.few is search.whole else search.few.ranked()
         self._few = [one for one in few if not search.has_failed(one)]
+        self._missing = search.trials.missing_limits()
         self._goes_on = goes_on
         self.said: dict[str, Statement] = {}
 
@@ -287,13 +309,13 @@ class _Statements:
         """Makes the statements that need no run, and then what needs hardly one."""
         question, ranked = self._question, self._ranked
         self._say(chosen(question, ranked, not_over_all(self._judged)))
-        self._say(runners(question, ranked, self._few, self._tried))
+        self._say(runners(question, ranked, self._few, self._tried, self._missing))
         self._say(today(question, ranked))
         fit = self.fit = fit_of(question, ranked[0], self._judged)
         self._say(fit.statement())
         self._say(chosen(question, ranked, not_over_all(self._judged, fit.too_long)))
         self._say(today(question, ranked, fit))
-        self._say(not_worth(question, ranked, self._few, fit))
+        self._say(not_worth(question, ranked, self._few, fit, self._missing))
 
     def rest(self) -> None:
         """Makes the statements that need further runs, with other numbers or no limits. Raises KeyboardInterrupt."""

@@ -74,6 +74,7 @@ class Answer:
         """What ``kvferry advise --json`` prints."""
         found = {
             "use": self.question.use.spec.name,
+            "question": self.question.identity,
             "composition": self.best.composition.name,
             "settings": self.best.composition.settings,
             "figures": {key: self.best.figures[key] for key in FIGURES if key in self.best.figures},
@@ -105,14 +106,23 @@ class Answer:
 def runners_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:
     """Returns the next compositions that keep the limits and give up no more, each another one in what it loads,
     decodes or keeps with, and each with another result."""
+    return others_than(ranked[:1], ranked[1:], metric)[:RUNNERS_UP]
+
+
+def others_than(shown: Sequence[Trial], ones: Sequence[Trial], metric: str) -> list[Trial]:
+    """Returns the trials that give up no more than the first that is shown, each with another result than all that is
+    shown and than those before it."""
     found: list[Trial] = []
-    for one in ranked[1:]:
-        values = [other.figures[metric] for other in (ranked[0], *found)]
-        if all(abs(one.figures[metric] / value - 1) > AS_GOOD for value in values) and not _gives_up(one, ranked[0]):
+    for one in ones:
+        values = [other.figures[metric] for other in (*shown, *found)]
+        if all(abs(one.figures[metric] / value - 1) > AS_GOOD for value in values) and not _gives_up(one, shown[0]):
             found.append(one)
-        if len(found) == RUNNERS_UP:
-            break
     return found
+
+
+def missed(question: Question, one: Trial) -> str:
+    """Names the limits that a trial misses, as options."""
+    return " and ".join(f"--{limit.spelled}" for limit in one.broken(question.limits))
 
 
 def giving_up(ranked: Sequence[Trial], metric: str) -> list[Trial]:

@@ -11,7 +11,8 @@ from kvferry.advice.answer import AS_GOOD, EQUAL, FIGURES, Statement, more, show
 from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.quality import over_link
 from kvferry.advice.question import Question
-from kvferry.advice.trial import Trial, Trials, figures_of
+from kvferry.advice.trial import Trial, figures_of
+from kvferry.advice.trials import Trials
 from kvferry.api.result import run as carry_out
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.scenario import Scenario

@@ -2,7 +2,18 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from kvferry.advice.answer import AS_GOOD, FIGURES, Statement, giving_up, more, runners_up, shown
+from kvferry.advice.answer import (
+    AS_GOOD,
+    FIGURES,
+    RUNNERS_UP,
+    Statement,
+    giving_up,
+    missed,
+    more,
+    others_than,
+    runners_up,
+    shown,
+)
 from kvferry.advice.composition import Composition
 from kvferry.advice.quality import is_lossless, lossless
 from kvferry.advice.question import Question
@@ -49,9 +60,14 @@ def _changed(best: Trial, other: object) -> Iterator[str]:
 
 
 def runners(
-    question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = (), tried: Collection[Composition] = ()
+    question: Question,
+    ranked: Sequence[Trial],
+    few: Sequence[Trial] = (),
+    tried: Collection[Composition] = (),
+    missing: Sequence[Trial] = (),
 ) -> Statement:
-    """Returns the runners-up, with what each costs more than the best, or gives up. `few`: trials over few turns, which
+    """Returns the runners-up, with what each costs more than the best, or gives up; where fewer than three keep the
+    limits, also what misses one, of `missing`. `few`: trials over few turns, which
     say it of what gives up more where nothing tried over all turns does. `tried`: all compositions that were run."""
     best, metric = ranked[0], question.use.spec.best
     lines = [
@@ -59,7 +75,14 @@ def runners(
         for one in runners_up(ranked, metric)
     ]
     gives = giving_up(ranked, metric)
+    room = RUNNERS_UP - len(lines)
     lines = lines or [_no_other(question, ranked, tried, bool(gives))]
+    beside = [ranked[0], *runners_up(ranked, metric)]
+    lines += [
+        f"misses {missed(question, one)}: {one.composition.name}{_LOSS[one.composition.loss]}: "
+        + (", ".join(_costs(one, best, metric)) or "the same")
+        for one in others_than(beside, missing, metric)[:room]
+    ]
     if not is_lossless(best):
         lines.append(_losing_nothing(lossless(ranked, metric), best, metric))
     lines += [_giving_up(one, best, metric) for one in gives]

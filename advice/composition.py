@@ -74,6 +74,11 @@ class Composition:
         return [*said, *([] if self.prefill_chunk == 2048 else [f"prefill by {self.prefill_chunk}"])]
 
     @property
+    def unusual_parts(self) -> int:
+        """Returns how many parts are not what every engine has, each further place of kept KV among them."""
+        return len(self.differs(Composition())) + self.keep.count("-")
+
+    @property
     def decoding(self) -> DecodeSystem:
         return DECODE_SYSTEMS[self.decode]
 

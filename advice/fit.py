@@ -3,11 +3,13 @@ and which model would."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor, inf, log10
+from math import ceil, floor, inf
 from typing import Any
 
 from kvferry.advice.answer import Statement, not_over_all
 from kvferry.advice.composition import Composition
+from kvferry.advice.least_memory import in_digits as _digits
+from kvferry.advice.least_memory import least_memory
 from kvferry.advice.question import Limit, Question
 from kvferry.advice.trial import Trial, tried
 from kvferry.analysis.metrics import metrics_for
@@ -179,24 +181,25 @@ def why_none(
     trials: list[Trial],
     settings: Callable[[Composition], Mapping[str, Any]] = lambda one: {},
     of: str = "no composition",
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> InputError:
     """Returns why no composition answers a question: what keeps each limit from being kept with the others, which one
     to drop, and what the least is that is possible then. `settings`: those with which the trials were run; `of`: what
-    was run, in words, where there was no time for more."""
+    was run, in words, where there was no time for more; `goes_on`: whether there is time for one more run."""
     done = [one for one in trials if one.is_done]
     if not done:
-        return _does_not_fit(question, trials, settings, of)
-    possible = _with_more_memory(question, trials, settings)
-    memory = [f"--memory {_granted(question)}"] if possible else []
+        return _does_not_fit(question, trials, settings, of, goes_on)
+    possible = _with_more_memory(question, trials, settings, goes_on)
+    granted = None if question.memory is None else _granted(question)
+    memory = [f"--memory {granted}"] if possible else []
     for limit in question.limits:
         others = tuple(one for one in question.limits if one is not limit)
         left = [one for one in done if not one.broken(others) and limit.constraint.metric in one.figures]
         if left:
             best = min(left, key=lambda one: one.figures[limit.constraint.metric])
             excess = limit.constraint.excess(best.figures[limit.constraint.metric])
-            possible.append((excess, f"drop --{limit.spelled}", _possible(limit, best)))
-    limits = [f"--{one.spelled} {one.constraint.text.partition(' ')[2]}" for one in question.limits]
-    asked = " and ".join([*memory, *limits])
+            possible.append((excess, f"drop --{limit.spelled}", f"{_possible(limit, best)}{_with(others, granted)}"))
+    asked = " and ".join([*memory, *map(_spelled, question.limits)])
     if len(question.limits) == 1 and possible and not memory:
         return InputError(f"{of} keeps {asked}: {possible[0][2]}")
     if possible:
@@ -206,36 +209,36 @@ def why_none(
     ways = "; ".join(
         f"--{one.spelled}: {_possible(one, best)}" for one, best in zip(question.limits, each, strict=True)
     )
-    return InputError(f"{of} keeps any of {asked}: drop them all; {ways}")
+    return InputError(f"{of} keeps any of {asked}: drop them all; {ways}{_with((), granted)}")
 
 
 def _with_more_memory(
-    question: Question, trials: list[Trial], settings: Callable[[Composition], Mapping[str, Any]]
+    question: Question,
+    trials: list[Trial],
+    settings: Callable[[Composition], Mapping[str, Any]],
+    goes_on: Callable[[], bool],
 ) -> list[tuple[float, str, str]]:
     """By how much the least memory that keeps all other limits is more than what is granted, and the words for it;
     nothing where no limit is on memory, or more of it keeps them neither."""
-    if question.memory is None:
+    found = None if question.memory is None else least_memory(question, trials, settings, goes_on)
+    if found is None:
         return []
-    freely = question.without(None)
-    short = [one.composition for one in trials if one.outcome == "out_of_memory"]
-    found = [tried(freely, one, settings(one)) for one in short]
-    kept = [one for one in found if one.is_done and not one.broken(question.limits)]
-    if not kept:
-        return []
-    least = min(kept, key=lambda one: one.figures["memory_peak_bytes"])
-    took_bytes = _to_be_granted(question, least)
-    excess = took_bytes / quantity(question.memory, "size") - 1
-    says = f"the least that is possible is {human.size(took_bytes)} ({least.composition.name})"
-    return [(excess, "drop --memory", says)]
+    excess = found.n_bytes / quantity(question.memory or "", "size") - 1
+    return [(excess, "drop --memory", f"{found}{_with(question.limits)}")]
+
+
+def _with(limits: Sequence[Limit], memory: str | None = None) -> str:
+    """Names the limits that a figure holds under besides."""
+    others = [*([] if memory is None else [f"--memory {memory}"]), *map(_spelled, limits)]
+    return f", with {' and '.join(others)}" if others else ""
+
+
+def _spelled(limit: Limit) -> str:
+    return f"--{limit.spelled} {limit.constraint.text.partition(' ')[2]}"
 
 
 def _granted(question: Question) -> str:
     return human.size(quantity(question.memory or "", "size"))
-
-
-def _to_be_granted(question: Question, one: Trial) -> float:
-    """The memory that a composition has to be granted, of which a share is kept free."""
-    return _digits(one.figures["memory_peak_bytes"] / (1 - question.device.memory.margin_share), ceil)
 
 
 def _possible(limit: Limit, best: Trial) -> str:
@@ -247,13 +250,12 @@ def _possible(limit: Limit, best: Trial) -> str:
     return f"the least that is possible is {least} ({best.composition.name})"
 
 
-def _digits(figure: float, to: Callable[[float], int]) -> float:
-    step = 10.0 ** (floor(log10(figure)) - 2)
-    return to(figure / step) * step
-
-
 def _does_not_fit(
-    question: Question, trials: list[Trial], settings: Callable[[Composition], Mapping[str, Any]], of: str
+    question: Question,
+    trials: list[Trial],
+    settings: Callable[[Composition], Mapping[str, Any]],
+    of: str,
+    goes_on: Callable[[], bool],
 ) -> InputError:
     """Nothing ran to its end."""
     refused = next((one.why for one in trials if one.outcome == "refused"), None)
@@ -262,15 +264,11 @@ def _does_not_fit(
         return InputError(refused)
     why = next(one.why for one in trials if one.outcome != "refused").rstrip("; ")
     if question.memory is not None:
-        freely = question.without(None)
-        short = [one.composition for one in trials if one.outcome == "out_of_memory"]
-        found = [tried(freely, one, settings(one)) for one in short]
-        done = [one for one in found if one.is_done]
-        if done:
-            least = min(done, key=lambda one: one.figures["memory_peak_bytes"])
-            took = human.size(_to_be_granted(question, least))
-            said = f"memory: {_granted(question)} holds {of}; the least that is possible is {took}"
-            return InputError(f"{said} ({least.composition.name}); drop --memory, or grant that much")
+        plain = replace(question, limits=())
+        for asked in [question, plain] if question.limits else [plain]:
+            if (least := least_memory(asked, trials, settings, goes_on)) is not None:
+                said = f"memory: {_granted(question)} holds {of}; {least}{_with(asked.limits)}"
+                return InputError(f"{said}; drop --memory, or grant that much")
     would = [*_smaller_formats(question), *_smaller_models(question), *_weights_elsewhere(question)]
     rest = f"; what would fit: {'; '.join(would)}" if would else "; no format and no bundled model would fit"
     return InputError(f"model: fits nowhere on {question.device.name}: {why}{rest}")

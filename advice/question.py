@@ -84,6 +84,14 @@ class Question:
         own = ["--any-quality"] if self.any_quality else []
         return command(self.asked, self.settings, [*own, *further])
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that makes it this question and no other one, as JSON has it."""
+        own = ("settings", "memory", "linked", "helper", "any_quality")
+        found = {key: getattr(self, key) for key in ("described", *own)}
+        found["limits"] = [one.constraint.text for one in self.limits]
+        return dict(json.loads(json.dumps(found | {"best": self.use.spec.best}, default=str)))
+
     def scenario(self, one: Composition, settings: Mapping[str, Any] | None = None) -> Scenario:
         """Returns the scenario of a composition; `settings` apply to it besides. Raises InputError."""
         described = self._assisted if one.helped is not None else dict(self.described)

@@ -12,8 +12,10 @@ from math import inf
 from time import monotonic, process_time
 
 from kvferry.advice.composition import Composition, Loss
+from kvferry.advice.preference import in_order
 from kvferry.advice.question import Question
-from kvferry.advice.trial import Trial, Trials
+from kvferry.advice.trial import Trial
+from kvferry.advice.trials import Trials
 
 # Turns of the first search, and the processor time after which nothing more is begun in it.
 _FEW_TURNS, _FIRST_S = 3, 7.0
@@ -22,6 +24,8 @@ _FIRST_SHARE = 0.5
 # Decode systems that were this many times as slow over few turns are not tried over all.
 _HOPELESS = 1.5
 _MOST_ROUNDS = 4
+# Figures within this share of each other differ by rounding alone.
+_SAME = 1e-9
 # Share of the time for compositions that give up nothing; the rest is for those that do.
 _EXACT_SHARE = 0.6
 
@@ -99,7 +103,7 @@ class Search:
         tried = [one for inside in exact[:1] for one in self._inside(self.few, inside, goes_on)]
         tried += self._each(self.few, [*exact[1:], *space.helpers], "none", goes_on)
         if tried:
-            best = min(tried, key=self.few.rank).composition
+            best = self._best(self.few, tried).composition
             self._each(self.few, [one for one in space.neighbours(best) if one.loss == "none"], "none", goes_on)
         near = [one for each in tried[:1] for one in space.neighbours(each.composition)]
         self._each(self.few, [*space.start, *near], "part", goes_on)
@@ -175,7 +179,7 @@ class Search:
         """The best over few turns without help that gives up this and no more; None: there is none."""
         unhelped = (one for one in self.few.all if one.composition.helped is None)
         allowed = [one for one in unhelped if one.composition.gives_up_no_more_than(loss)]
-        return min(allowed, key=lambda one: _within(self.few, one)).composition if allowed else None
+        return self._best(self.few, allowed).composition if allowed else None
 
     def _one_that_runs(self) -> Composition | None:
         """Where the time was over before anything that gives up nothing ran over few turns, the first that runs over
@@ -187,6 +191,11 @@ class Search:
             if found and found[-1].is_done:
                 return found[-1].composition
         return None
+
+    def _best(self, trials: Trials, ones: Sequence[Trial]) -> Trial:
+        """The best of some trials where what is given up does not count, of those that keep the limits if any does."""
+        kept = [one for one in ones if not trials.fails(one)]
+        return in_order(self.question, kept or ones, _SAME, any_loss=True)[0]
 
     def _best_of(self, loss: Loss) -> Composition | None:
         """The best that gives up just this and is no help; None: there is none."""
@@ -207,7 +216,7 @@ class Search:
             worth_it, unlike = partial(self._is_worth_it, best.composition), partial(self._unlike, best.composition)
             hopeful = sorted(allowed, key=unlike) if self.whole.rank(best)[0] else filter(worth_it, allowed)
             found = self._each(self.whole, hopeful, loss, lambda: self.in_time and monotonic() < until_s)
-            better = min([best, *found], key=lambda one: _within(self.whole, one))
+            better = self._best(self.whole, [best, *found])
             if better is best:
                 return
             best = better

@@ -20,6 +20,7 @@ from kvferry.analysis.dataset import read_points
 from kvferry.analysis.executors.cores import Cores
 from kvferry.analysis.executors.executor import Executor
 from kvferry.api.sweep import study_of, sweep
+from kvferry.scenarios.loader import scenario_hash
 from kvferry.specs.units import with_unit
 from kvferry.system.whole_file import write_file
 from kvferry.traces.resolve import link_trace
@@ -120,10 +121,12 @@ def run_file(
 
     # On a busy machine a point takes longer than there is time.
     executor = Cores(look=look) if executor in (None, "cores") else executor
-    folder = file.with_suffix("")
+    folder, study = file.with_suffix(""), study_of(file)
     with suppress(OutOfTime):
-        sweep(study_of(file), output=folder, plots=False, intervals=False, progress=watched, executor=executor)
-    return read_points(folder)
+        sweep(study, output=folder, plots=False, intervals=False, progress=watched, executor=executor)
+    # An earlier answer may have left other points there.
+    points = read_points(folder)
+    return points[points["key"].isin([scenario_hash(one) for one in study.points])]
 
 
 def rates_of(best: Trial) -> list[str]:

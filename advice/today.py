@@ -171,6 +171,13 @@ def _command(question: Question, one: Composition, context: int) -> Command | No
     return None
 
 
+def an_engine_has(question: Question, one: Composition) -> bool:
+    """Whether the device's own engine, or else any that is listed, has all parts of a composition."""
+    if one.helped is not None:
+        return False
+    return any(not engines()[name].lacks(one) for name in _considered(question))
+
+
 def _considered(question: Question) -> list[str]:
     """The device's own engine, where its flags are known, else all."""
     own, known = question.device.engine, engines()

@@ -1,10 +1,8 @@
 """A composition tried: the scenario that it makes, and what came of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from kvferry.advice.composition import Composition
 from kvferry.advice.question import Limit, Question
@@ -40,54 +38,6 @@ class Trial:
             if one.constraint.metric not in self.figures
             or one.constraint.excess(self.figures[one.constraint.metric]) > 0
         ]
-
-
-class Trials:
-    """All trials of a question, each carried out once. `turns`: of the use that are run; None: all. `few`: trials over
-    few turns, in which a device that is helped has the same run: its prompts do not depend on turns."""
-
-    def __init__(
-        self,
-        question: Question,
-        turns: int | None = None,
-        done: Callable[[], None] = lambda: None,
-        few: "Trials | None" = None,
-    ) -> None:
-        self.question, self._turns, self._done, self._few = question, turns, done, few
-        self._found: dict[Composition, Trial] = {}
-
-    def __contains__(self, one: Composition) -> bool:
-        return one in self._found
-
-    @property
-    def all(self) -> list[Trial]:
-        return list(self._found.values())
-
-    def of(self, one: Composition) -> Trial:
-        """The trial of a composition. Raises KeyboardInterrupt where Ctrl-C ended its run."""
-        if one.helped is not None and self._few is not None and one in self._few:
-            return self._found.setdefault(one, self._few.of(one))
-        if one not in self._found:
-            self._found[one] = tried(self.question, one, self.settings(one))
-            self._done()
-        return self._found[one]
-
-    def settings(self, one: Composition) -> Mapping[str, Any]:
-        """What is set besides the composition: its turns, where only few are run."""
-        return {} if self._turns is None or one.helped is not None else {"workload.turns": self._turns}
-
-    def rank(self, trial: Trial) -> tuple[Any, ...]:
-        """Less is better: what is done and keeps the limits, then what gives up less, then what the use is judged
-        by."""
-        question = self.question
-        kept = trial.is_done and not trial.broken(question.limits)
-        loss = 0 if question.any_quality else trial.composition.given_up
-        return not kept, loss, trial.figures.get(question.use.spec.best, np.inf)
-
-    def ranked(self) -> list[Trial]:
-        """Trials that are done and keep the limits, best first; of equal ones the earliest."""
-        kept = [one for one in self.all if not self.rank(one)[0]]
-        return sorted(kept, key=self.rank)
 
 
 def tried(question: Question, one: Composition, settings: Mapping[str, Any] | None = None) -> Trial:

@@ -5,10 +5,10 @@ others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
-from kvferry.advice.answer import EQUAL, Statement, more
+from kvferry.advice.answer import EQUAL, Statement, missed, more
 from kvferry.advice.composition import KV_BITS, Composition
 from kvferry.advice.fit import Fit
 from kvferry.advice.question import Question
@@ -61,7 +61,8 @@ PARTS = (
 class Worth:
     """What a part gains: the best figure without it over the best with it, minus 1. ``with_it``: the best trial that
     has the part; ``without``: None where nothing else ran that gives up as little, so that nothing is compared.
-    ``few``: over few turns alone; ``beside``: the other ways to do the same, and not without any."""
+    ``few``: over few turns alone; ``beside``: the other ways to do the same, and not without any; ``missed``: limits
+    that one of the two misses, as nothing else was there to compare."""
 
     part: Part
     gain: float
@@ -69,41 +70,53 @@ class Worth:
     without: Trial | None
     few: bool = False
     beside: bool = False
+    missed: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.part.name} rather than another way" if self.beside else self.part.name
 
 
-def worths(question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = ()) -> list[Worth]:
+def worths(
+    question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = (), missing: Sequence[Trial] = ()
+) -> list[Worth]:
     """Returns what each part gains, of the parts that some trials have and others have not; where help is best, of
-    help alone. `few`: trials over few turns, which say it of parts that nothing tried over all turns has."""
-    metric = question.use.spec.best
-    help_gains = _judged(HELP, (ranked, few), metric)
+    help alone. `few`: trials over few turns, which say it of parts that nothing tried over all turns has; `missing`:
+    trials that miss a limit, which say it of the rest."""
+    every = (ranked, few, [*ranked, *missing])
+    help_gains = _judged(HELP, every, question)
     if ranked[0].composition.helped is not None:
         return help_gains
     found: list[Worth] = []
-    over = tuple([one for one in trials if one.composition.helped is None] for trials in (ranked, few))
+    over = tuple([one for one in trials if one.composition.helped is None] for trials in every)
     for part in PARTS:
         tried = [way for way in part.ways if any(way.has(one.composition) for trials in over for one in trials)]
-        of_any = _judged(tried[0] if len(tried) == 1 else part, over, metric)
+        of_any = _judged(tried[0] if len(tried) == 1 else part, over, question)
         found += of_any
         if len(tried) > 1 and all(one.gain >= LEAST_GAIN for one in of_any):
             among = tuple([one for one in trials if part.has(one.composition)] for trials in over)
-            found += [one for way in tried for one in _judged(way, among, metric, beside=True)]
+            found += [one for way in tried for one in _judged(way, among, question, beside=True)]
     return [*found, *help_gains]
 
 
-def _judged(part: Part, over: Sequence[Sequence[Trial]], metric: str, beside: bool = False) -> list[Worth]:
+def _judged(part: Part, over: Sequence[Sequence[Trial]], question: Question, beside: bool = False) -> list[Worth]:
     """Returns what a part gains by the first of several sets of trials in which some have it and others have not:
-    those over all turns, and then over few."""
-    for trials in over:
+    those over all turns, then over few, and then with what misses limits."""
+    metric = question.use.spec.best
+    for n, trials in enumerate(over):
         having = [one for one in trials if part.has(one.composition)]
         lacking = [one for one in trials if not part.has(one.composition)]
         if having and lacking:
-            with_it = min(having, key=lambda one: (one.composition.given_up, one.figures[metric]))
-            return _worth(part, with_it, lacking, metric, trials is not over[0], beside)
+            fails = {id(one): bool(one.broken(question.limits)) for one in having}
+            with_it = min(having, key=lambda one: (fails[id(one)], one.composition.given_up, one.figures[metric]))
+            found = _worth(part, with_it, lacking, metric, n == 1, beside)
+            return [replace(one, missed=_missed(question, one)) for one in found]
     return []
+
+
+def _missed(question: Question, worth: Worth) -> str:
+    pair = [worth.with_it, *([] if worth.without is None else [worth.without])]
+    return ", ".join(dict.fromkeys(said for one in pair if (said := missed(question, one))))
 
 
 def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, few: bool, beside: bool) -> list[Worth]:
@@ -117,9 +130,11 @@ def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, fe
     return [Worth(part, without.figures[metric] / with_it.figures[metric] - 1, with_it, without, few, beside)]
 
 
-def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial], fit: Fit) -> Statement:
+def not_worth(
+    question: Question, ranked: Sequence[Trial], few: Sequence[Trial], fit: Fit, missing: Sequence[Trial] = ()
+) -> Statement:
     """Returns which parts gain nothing here, each with the reason that its runs show, and which ones gain most."""
-    found = worths(question, ranked, few)
+    found = worths(question, ranked, few, missing)
     compared = [one for one in found if one.without is not None]
     said: dict[str, list[str]] = {}
     for one in compared:
@@ -142,8 +157,8 @@ def not_worth(question: Question, ranked: Sequence[Trial], few: Sequence[Trial],
     lines += [f"not tried: {', '.join(names)} ({why})" for why, names in by_reason.items()]
     if alone := [one.name for one in found if one.without is None]:
         lines.append(f"not compared, as nothing else ran that gives up as little: {', '.join(alone)}")
-    if missing := list(_not_compared(question, ranked[0].composition, found)):
-        lines.append(f"not compared, as too little ran or fitted: {', '.join(missing)}")
+    if unknown := list(_not_compared(question, ranked[0].composition, found)):
+        lines.append(f"not compared, as too little ran or fitted: {', '.join(unknown)}")
     facts = {one.name: None if one.without is None else one.gain for one in found}
     return Statement("f", "worth it?", tuple(lines), {"gains": facts})
 
@@ -173,7 +188,8 @@ def _with(one: Worth, best: Trial) -> Iterator[str]:
 
 
 def _where(one: Worth) -> str:
-    return " over few turns" if one.few else ""
+    beside = f" beside what misses {one.missed}" if one.missed else ""
+    return " over few turns" if one.few else beside
 
 
 def _gain(gain: float) -> str:

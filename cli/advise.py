@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvferry.cli.options import JsonOption, PluginOption, SetOption, as_options
-from kvferry.cli.output import results_folder
+from kvferry.cli.output import MOST_STEM, numbered_folder, results_folder
 
 if TYPE_CHECKING:
     from kvferry.advice.answer import Answer
+    from kvferry.advice.question import Question
 
+# Ends of files' names, which a folder's name leaves out.
+_FILES = (".yaml", ".yml", ".gguf")
 _ARGUMENTS = (
     *("device", "model", "link", "use", "memory", "ttft", "tokens_per_s", "energy", "context", "storage", "helper"),
     "weights",
@@ -64,10 +68,13 @@ def advise(
     the best one that gives up nothing of the answer is taken. On a terminal, without options, six questions are asked.
     The first answer comes within seconds, the refined one within two minutes; Ctrl-C and SIGTERM keep the best so far.
 
-    The folder is runs/advice-USE-DEVICE unless --output names another; with --json alone, none is written.
+    The folder is runs/advice-USE-DEVICE-MODEL, with a number where the answer to another question has that name, unless
+    --output names another; with --json alone, none is written.
     """
+    from kvferry.advice.question import question_of
     from kvferry.cli.interview import interview
     from kvferry.cli.progress import say, steps
+    from kvferry.pipelines.plugins import naming_plugins
     from kvferry.specs.errors import InputError
 
     limits: dict[str, Any] = {} if limit is None else {"limit_s": _seconds(limit)}
@@ -84,25 +91,17 @@ def advise(
     for needed, example in (("device", "rtx-4060"), ("model", "llama-3.1-8b")):
         if needed not in asked:
             raise InputError(f"--{needed}: is missing, as in --{needed} {example}")
-    if output is None and not json:
-        output = Path("runs") / f"advice-{Path(asked.get('use', 'chat')).stem}-{Path(asked['device']).stem}"
-    with as_options(*_ARGUMENTS, "limit"), _ended_early() as ran, steps() as progress:
-        from kvferry.advice.advise import advise as carry_out
+    with as_options(*_ARGUMENTS, "limit"), _ended_early() as ran, steps() as progress, naming_plugins():
+        from kvferry.advice.advise import answer
 
         def watched(what: str, done: int, of: int) -> None:
             ran.append(what)
             progress(what, done, of)
 
-        found = carry_out(
-            **asked,
-            any_quality=any_quality,
-            settings=settings or [],
-            output=output,
-            refine=not quick,
-            **limits,
-            progress=watched,
-            say=say,
-        )
+        question = question_of(**asked, any_quality=any_quality, settings=settings or [])
+        if output is None and not json:
+            output = _folder(question, asked)
+        found = answer(question, output=output, refine=not quick, **limits, progress=watched, say=say)
     if json:
         sys.stdout.write(found.to_json())
     else:
@@ -129,6 +128,16 @@ def _ended_early() -> Iterator[list[str]]:
     except (KeyboardInterrupt, Terminated):
         say(f"interrupted{' before there was an answer' if ran else '; nothing had run'}")
         raise
+
+
+def _folder(question: Question, asked: Mapping[str, Any]) -> Path:
+    from kvferry.advice.folder import answers
+    from kvferry.analysis.folder import folder_name
+
+    named = (Path(asked.get(key, "chat")) for key in ("use", "device", "model"))
+    parts = (path.stem if path.suffix in _FILES else path.name for path in named)
+    stem = folder_name("-".join(("advice", *parts)))[:MOST_STEM].rstrip("-.")
+    return numbered_folder(stem, lambda folder: os.path.lexists(folder) and not answers(folder, question))
 
 
 def _seconds(limit: str) -> float:

@@ -4,7 +4,7 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kvferry.specs.errors import InputError
@@ -12,7 +12,7 @@ from kvferry.specs.errors import InputError
 # Of a folder or file, on the file systems in use.
 _MOST_NAME_BYTES = 255
 # Letters of one changed value in a folder's name, and of the whole name.
-_MOST_CHANGE, _MOST_STEM = 40, 120
+_MOST_CHANGE, MOST_STEM = 40, 120
 # matplotlib's method that writes them.
 _HELP_TEXTS = "_update_set_signature_and_docstring"
 
@@ -68,9 +68,15 @@ def own_folder(name: str, settings: Sequence[str], described: Mapping[str, str])
 
     changes = (setting.partition("=") for setting in settings)
     parts = [name, *(f"{key.rpartition('.')[2]}-{value}"[:_MOST_CHANGE] for key, _, value in changes)]
-    stem = folder_name("-".join(parts))[:_MOST_STEM].rstrip("-.")
+    stem = folder_name("-".join(parts))[:MOST_STEM].rstrip("-.")
+    return numbered_folder(stem, lambda folder: _holds_others(folder, described))
+
+
+def numbered_folder(stem: str, holds_others: Callable[[Path], bool]) -> Path:
+    """The first folder below runs/ of this name, with a number from the second one on, that holds no other results.
+    Raises InputError when nothing can be written there."""
     number = 1
-    while _holds_others(Path("runs") / (stem if number == 1 else f"{stem}-{number}"), described):
+    while holds_others(Path("runs") / (stem if number == 1 else f"{stem}-{number}")):
         number += 1
     return results_folder(str(Path("runs") / (stem if number == 1 else f"{stem}-{number}")))
 

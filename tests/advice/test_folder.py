@@ -17,12 +17,13 @@ from kvferry.advice import search as search_of
 from kvferry.advice.answer import Answer
 from kvferry.advice.composition import Composition
 from kvferry.advice.fit import Fit
-from kvferry.advice.folder import _not_run
+from kvferry.advice.folder import _not_run, write_answer, write_scenario
 from kvferry.advice.page import page
 from kvferry.advice.pictures import NOT_RUN, _limits, cells_of
 from kvferry.advice.question import Question, question_of
-from kvferry.advice.study import Map, contexts_of, every_other, rule_of, winner
-from kvferry.advice.trial import Trial, Trials
+from kvferry.advice.study import CONTEXT, Map, contexts_of, every_other, rule_of, run_file, study_file, winner
+from kvferry.advice.trial import Trial, tried
+from kvferry.advice.trials import Trials
 from kvferry.analysis.style import new_figure
 from kvferry.cli import advise as commands
 from kvferry.cli import interview as interviews
@@ -86,6 +87,51 @@ def test_the_folder_has_the_study_its_pictures_and_a_page(tmp_path: Path) -> Non
     assert page.count("data:image/png;base64,") == 5 and "longest context" in page
     again = kvferry.sweep(tmp_path / "contexts.yaml", output=tmp_path / "contexts", plots=False)
     assert again.summary["new"] == 0, "the study in the folder is the one that was run"
+
+
+@pytest.mark.long
+def test_a_folder_shows_no_picture_of_an_earlier_answer(tmp_path: Path) -> None:
+    """A long answer draws contexts and memory; a quick one to another question nothing, and neither stays."""
+    few = {"output": tmp_path, "settings": [*PINNED, "workload.context=512"], "executor": "in-process"}
+    kvferry.advise("rtx-4060", "llama-3.2-1b", **few, limit_s=None)
+    assert (tmp_path / "report.html").read_text().count("data:image/png") == 4
+    before = {path.name for path in tmp_path.iterdir()}
+    assert {"contexts", "contexts.yaml", "map-memory", "map-memory.yaml", "plots"} <= before
+    (tmp_path / "plots" / "mine.png").write_bytes(b"")
+    (tmp_path / "notes.yaml").write_text("")
+    kvferry.advise("rtx-4060", "qwen3-8b", **few, refine=False)
+    assert "data:image/png" not in (tmp_path / "report.html").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("advice.json", "notes.yaml", "plots", "report.html", "scenario.yaml")
+    }
+    assert [path.name for path in (tmp_path / "plots").iterdir()] == ["mine.png"], "what others put there stays"
+
+
+def test_points_of_an_earlier_study_are_not_among_those_of_this_one(tmp_path: Path) -> None:
+    of = [tried(question(settings=PINNED), Composition())]
+    write_scenario(of[0], tmp_path)
+    for contexts in ([512], [256]):
+        file = study_file(question(settings=PINNED), of, {CONTEXT: contexts}, tmp_path, "contexts")
+        points = run_file(file, lambda done, n: None, lambda: True, "in-process")
+        assert list(points["workload.context"]) == contexts
+
+
+def test_a_folder_is_named_by_use_device_and_model_and_another_question_takes_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"device": "rtx-4060", "model": "llama-3.2-1b"}
+    first, second = question_of(**asked), question_of(**asked, ttft="2 s")
+    folders = []
+    for one in (first, second, first, second):
+        folders.append(commands._folder(one, asked))
+        best = Trial(composition=Composition(), scenario=None, outcome="done", figures={"answer_s": 1.0})
+        write_answer(Answer(question=one, best=best, ranked=[best]), folders[-1])
+    assert [str(one) for one in folders] == [
+        f"runs/advice-chat-rtx-4060-llama-3.2-1b{number}" for number in ("", "-2", "", "-2")
+    ]
+    files = {"device": "my.device.yaml", "model": "models/tiny-1.5b.gguf", "use": "mine.yml"}
+    assert commands._folder(first, files).name == "advice-mine-my.device-tiny-1.5b"
 
 
 @pytest.mark.parametrize(("ends", "number"), [(KeyboardInterrupt(), 2), (Terminated(143), 15)])

@@ -6,11 +6,13 @@ from math import inf
 
 import pytest
 
+import kvferry
 from kvferry.advice.composition import Composition
 from kvferry.advice.fit import holding_longest, holds, longest_context
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
 from kvferry.advice.trial import Trial
+from kvferry.specs.errors import InputError
 
 
 def lasting(question: Question, one: Composition, settings: Mapping[str, object]) -> Trial:
@@ -46,6 +48,23 @@ def test_what_fails_over_all_turns_is_no_choice_over_few(monkeypatch: pytest.Mon
     # What differs in what it keeps KV in alone fails with it, and another way to decode does not.
     gone = [one.composition for one in search.few.ranked() if one not in left]
     assert {replace(one, keep="memory", evict="lru") for one in gone} == {Composition()} and len(gone) > 1 and left
+
+
+def test_a_first_answer_that_does_not_last_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_decode(question: Question, one: Composition, settings: Mapping[str, object]) -> Trial:
+        return (
+            replace(lasting(question, one, settings), outcome="out_of_memory")
+            if one.away
+            else lasting(question, one, settings)
+        )
+
+    monkeypatch.setattr("kvferry.advice.trial.tried", one_decode)
+    monkeypatch.setattr("kvferry.advice.least_memory.tried", one_decode)
+    said: list[str] = []
+    with pytest.raises(InputError):
+        kvferry.advise("rtx-4090", "llama-3.1-8b", say=said.append)
+    name = said[0].removeprefix("first answer, over few turns: ")
+    assert said[1] == f"over all turns it does not do: {name} does not fit in memory"
 
 
 def test_over_few_turns_the_choice_holds_the_longest_one(monkeypatch: pytest.MonkeyPatch) -> None:

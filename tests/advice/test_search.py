@@ -12,7 +12,8 @@ from kvferry.advice.counterparts import counterparts
 from kvferry.advice.measure import NUMBERS, RUNTIME, next_measurement, sensitivities
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
-from kvferry.advice.trial import Trial, Trials, tried
+from kvferry.advice.trial import Trial, tried
+from kvferry.advice.trials import Trials
 from kvferry.specs.errors import InputError
 
 FEW = ("workload.turns=3", "workload.decoded=3", "workload.contexts=2", "policies.evict=lru")

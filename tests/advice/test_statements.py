@@ -14,6 +14,7 @@ from kvferry.advice.choice import chosen, runners
 from kvferry.advice.composition import Composition
 from kvferry.advice.evidence import Evidence, left_out, of_source
 from kvferry.advice.fit import Fit, why_none
+from kvferry.advice.least_memory import least_memory
 from kvferry.advice.measure import COPIES, NUMBERS, RUNTIME, Sensitivity, next_measurement
 from kvferry.advice.question import Question, question_of
 from kvferry.advice.today import today
@@ -293,27 +294,70 @@ def test_the_limit_that_is_missed_by_least_gives_way_first() -> None:
     fast = replace(fast, figures={**fast.figures, "ttft_p95_s": 0.9, "tpot_s": 0.1})
     first, second = str(why_none(question, [slow, fast])).split("; or ")
     assert first.startswith("no composition keeps --ttft 1 s and --tokens-per-s 45 together; drop --ttft: ")
-    assert first.endswith(": the least that is possible is 2.00 s (vllm + keep memory)")
-    assert second == "drop --tokens-per-s: the most that is possible is 10 tokens/s (vllm + keep drop)"
+    assert first.endswith(": the least that is possible is 2.00 s (vllm + keep memory), with --tokens-per-s 45")
+    assert second == "drop --tokens-per-s: the most that is possible is 10 tokens/s (vllm + keep drop), with --ttft 1 s"
 
 
 def test_memory_is_a_limit_that_can_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more memory KV lies in it: 6 GB are taken, of which a part of what is granted is kept free; without, there
-    are 7 tokens/s."""
+    """KV lies in memory with 6 GB, of which 6.13 are granted as a part is kept free; without, there are 7 tokens/s."""
     asked = {"device": "rtx-4060", "model": "llama-3.2-3b", "memory": "4 GB", "tokens_per_s": 9}
     question, inside = question_of(**asked), trial(5.0)
-    away = trial(9.0, decode="flexgen", away="host")
+    away = trial(9.0, decode="flexgen", away="host", keep="drop")
     away = replace(away, figures={**away.figures, "tpot_s": 1 / 7})
-    monkeypatch.setattr("kvferry.advice.fit.tried", lambda question, one, settings: replace(inside, composition=one))
+    monkeypatch.setattr("kvferry.advice.least_memory.tried", taking(6e9, inside))
     full = replace(inside, outcome="out_of_memory", figures={})
     first, second = str(why_none(question, [full, away])).split("; or ")
     assert first.startswith(
         "no composition keeps --memory 4.00 GB and --tokens-per-s 9 together; drop --tokens-per-s: "
     )
-    assert first.endswith("the most that is possible is 7 tokens/s (flexgen on host + keep memory)")
-    assert second == "drop --memory: the least that is possible is 6.13 GB (vllm + keep memory)"
+    most = "the most that is possible is 7 tokens/s (flexgen on host + keep drop), with --memory 4.00 GB"
+    assert first.endswith(most)
+    least = "drop --memory: the least that is possible is 6.13 GB (vllm + keep memory), with --tokens-per-s 9"
+    assert second == least
     fast = question_of(**{**asked, "tokens_per_s": 60})
-    assert "--memory" not in str(why_none(fast, [full, away])), "more memory would not do"
+    assert "drop --memory" not in str(why_none(fast, [full, away])), "more memory would not do"
+
+
+def taking(n_bytes: float, one: Trial) -> Any:
+    """A run that takes 7 GB where it may, and does with so many."""
+
+    def carried_out(question: Question, composition: Composition, settings: object) -> Trial:
+        granted = inf if question.memory is None else 0.98 * float(question.memory.removesuffix(" B"))
+        found = replace(one, composition=composition)
+        return found if granted >= n_bytes else replace(found, outcome="out_of_memory", figures={})
+
+    return carried_out
+
+
+def test_the_least_memory_is_less_than_a_run_takes_that_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given all memory it takes 6 GB, and it runs with 5 GB, of which 5.11 have to be granted: 5.07 GB do not
+    do, 5.6 do, and so on. Without time for it, 6.13 GB are known to do."""
+    question = question_of(device="rtx-4060", model="llama-3.2-3b", memory="4 GB", tokens_per_s=9)
+    monkeypatch.setattr("kvferry.advice.least_memory.tried", taking(5e9, trial(5.0)))
+    full = [replace(trial(5.0), outcome="out_of_memory", figures={})]
+    found = least_memory(question, full, lambda one: {}, lambda: True)
+    assert str(found) == "the least that is possible is 5.11 GB (vllm + keep memory)"
+    late = least_memory(question, full, lambda one: {}, lambda: False)
+    assert str(late) == "no more than 6.13 GB is needed (vllm + keep memory)"
+
+
+def test_what_ran_with_little_memory_and_missed_a_limit_is_tried_with_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV that memory has no room for is computed again: the run ends, and too late."""
+    question = question_of(device="rtx-4060", model="llama-3.2-3b", memory="4 GB", ttft="1 s")
+    slow, fast = trial(9.0), trial(5.0)
+    fast = replace(fast, figures={**fast.figures, "ttft_p95_s": 0.9})
+    monkeypatch.setattr("kvferry.advice.least_memory.tried", taking(6e9, fast))
+    assert "drop --memory: the least that is possible is 6.13 GB" in str(why_none(question, [slow]))
+
+
+def test_a_figure_names_the_other_limits_that_it_holds_under() -> None:
+    slow = trial(5.0, keep="drop")
+    of = {"device": "rtx-4060", "model": "qwen3-8b", "memory": "6.4 GB", "ttft": "1 s"}
+    assert str(why_none(question_of(**of), [slow])).endswith(
+        "keeps --ttft 1 s: the least that is possible is 2.00 s (vllm + keep drop), with --memory 6.40 GB"
+    )
+    both = question_of(**of, tokens_per_s=20)
+    assert ", with --memory 6.40 GB and --tokens-per-s 20" in str(why_none(both, [slow]))
 
 
 def test_the_least_that_is_possible_can_be_asked_for() -> None:
@@ -323,6 +367,27 @@ def test_the_least_that_is_possible_can_be_asked_for() -> None:
     for asked, least in (({"ttft": "1 ms"}, "518 ms"), ({"tokens_per_s": 90}, "44.1 tokens/s")):
         question = question_of(device="rtx-4060", model="qwen3-8b", **asked)
         assert f"possible is {least} (" in str(why_none(question, [one]))
+
+
+def test_where_few_keep_a_limit_what_misses_it_runs_up_and_is_compared_with() -> None:
+    """Up to three in all; 10 s without KV kept are twice 5 s with it, but break the limit on TTFT."""
+    question = question_of(device="rtx-4060", model="qwen3-8b", ttft="2 s")
+    late = [trial(10.0, keep="drop"), trial(10.001, keep="drop", evict="cost"), trial(11.0, decode="full-eager")]
+    late += [trial(12.0, keep="flash"), trial(4.0, kv_bits=8.5)]
+    late = [replace(one, figures={**one.figures, "ttft_p95_s": 3.0}) for one in late]
+    best = [trial(5.0), trial(5.5, decode="full-flash")]
+    said = runners(question, best, missing=late).lines
+    assert [line.partition(":")[0] for line in said] == ["full-flash + keep memory", "misses --ttft", "misses --ttft"]
+    assert said[1] == "misses --ttft: vllm + keep drop: whole answer 2 times" and "full-eager" in said[2]
+    alone = runners(question, best[:1], missing=late).lines
+    assert [line.startswith("misses") for line in alone] == [False, True, True, True]
+    (keeping,) = [one for one in worths(question, best, (), late) if one.name == "keeping KV between turns"]
+    assert keeping.gain == pytest.approx(1.0) and keeping.missed == "--ttft"
+    lines = not_worth(question, best, (), FIT, late).lines
+    assert any("keeping KV between turns (2 times as fast) beside what misses --ttft" in line for line in lines)
+    kept = [*best, trial(20.0, keep="drop")]
+    (keeping,) = [one for one in worths(question, kept, (), late) if one.name == "keeping KV between turns"]
+    assert keeping.gain == pytest.approx(3.0) and not keeping.missed, "what keeps the limits comes first"
 
 
 def test_sources_are_marked_by_their_own_words() -> None:
