@@ -299,9 +299,11 @@ class _Statements:
         self._judged = search.judged_turns
         self._tried = {one.composition for one in search.trials.all}
         # Beside an answer over few turns all others are over few.
-        few = [] if search.is_coarse or search.few is search.whole else search.few.ranked()
+        alone = search.is_coarse or search.few is search.whole
+        few = [] if alone else search.few.ranked()
         self._few = [one for one in few if not search.has_failed(one)]
         self._missing = search.trials.missing_limits()
+        self._few_missing = [] if alone else search.few.missing_limits()
         self._goes_on = goes_on
         self.said: dict[str, Statement] = {}
 
@@ -315,7 +317,7 @@ class _Statements:
         self._say(fit.statement())
         self._say(chosen(question, ranked, not_over_all(self._judged, fit.too_long)))
         self._say(today(question, ranked, fit))
-        self._say(not_worth(question, ranked, self._few, fit, self._missing))
+        self._say(not_worth(question, ranked, self._few, fit, self._missing, self._few_missing))
 
     def rest(self) -> None:
         """Makes the statements that need further runs, with other numbers or no limits. Raises KeyboardInterrupt."""

@@ -78,12 +78,16 @@ class Worth:
 
 
 def worths(
-    question: Question, ranked: Sequence[Trial], few: Sequence[Trial] = (), missing: Sequence[Trial] = ()
+    question: Question,
+    ranked: Sequence[Trial],
+    few: Sequence[Trial] = (),
+    missing: Sequence[Trial] = (),
+    few_missing: Sequence[Trial] = (),
 ) -> list[Worth]:
     """Returns what each part gains, of the parts that some trials have and others have not; where help is best, of
-    help alone. `few`: trials over few turns, which say it of parts that nothing tried over all turns has; `missing`:
-    trials that miss a limit, which say it of the rest."""
-    every = (ranked, few, [*ranked, *missing])
+    help alone. `few`: trials over few turns, which say it of parts that nothing tried over all turns has; `missing`
+    and `few_missing`: trials that miss a limit, which say it of the rest."""
+    every = (ranked, few, [*ranked, *missing], [*few, *few_missing])
     help_gains = _judged(HELP, every, question)
     if ranked[0].composition.helped is not None:
         return help_gains
@@ -101,7 +105,7 @@ def worths(
 
 def _judged(part: Part, over: Sequence[Sequence[Trial]], question: Question, beside: bool = False) -> list[Worth]:
     """Returns what a part gains by the first of several sets of trials in which some have it and others have not:
-    those over all turns, then over few, and then with what misses limits."""
+    those over all turns, then over few, and then both with what misses limits."""
     metric = question.use.spec.best
     for n, trials in enumerate(over):
         having = [one for one in trials if part.has(one.composition)]
@@ -109,7 +113,7 @@ def _judged(part: Part, over: Sequence[Sequence[Trial]], question: Question, bes
         if having and lacking:
             fails = {id(one): bool(one.broken(question.limits)) for one in having}
             with_it = min(having, key=lambda one: (fails[id(one)], one.composition.given_up, one.figures[metric]))
-            found = _worth(part, with_it, lacking, metric, n == 1, beside)
+            found = _worth(part, with_it, lacking, metric, n % 2 == 1, beside)
             return [replace(one, missed=_missed(question, one)) for one in found]
     return []
 
@@ -131,10 +135,15 @@ def _worth(part: Part, with_it: Trial, lacking: Sequence[Trial], metric: str, fe
 
 
 def not_worth(
-    question: Question, ranked: Sequence[Trial], few: Sequence[Trial], fit: Fit, missing: Sequence[Trial] = ()
+    question: Question,
+    ranked: Sequence[Trial],
+    few: Sequence[Trial],
+    fit: Fit,
+    missing: Sequence[Trial] = (),
+    few_missing: Sequence[Trial] = (),
 ) -> Statement:
     """Returns which parts gain nothing here, each with the reason that its runs show, and which ones gain most."""
-    found = worths(question, ranked, few, missing)
+    found = worths(question, ranked, few, missing, few_missing)
     compared = [one for one in found if one.without is not None]
     said: dict[str, list[str]] = {}
     for one in compared:
@@ -189,7 +198,7 @@ def _with(one: Worth, best: Trial) -> Iterator[str]:
 
 def _where(one: Worth) -> str:
     beside = f" beside what misses {one.missed}" if one.missed else ""
-    return " over few turns" if one.few else beside
+    return f" over few turns{beside}" if one.few else beside
 
 
 def _gain(gain: float) -> str:

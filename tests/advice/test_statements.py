@@ -385,6 +385,10 @@ def test_where_few_keep_a_limit_what_misses_it_runs_up_and_is_compared_with() ->
     assert keeping.gain == pytest.approx(1.0) and keeping.missed == "--ttft"
     lines = not_worth(question, best, (), FIT, late).lines
     assert any("keeping KV between turns (2 times as fast) beside what misses --ttft" in line for line in lines)
+    (keeping,) = [one for one in worths(question, best, best, (), late) if one.name == "keeping KV between turns"]
+    assert keeping.few and keeping.missed == "--ttft"
+    lines = not_worth(question, best, best, FIT, (), late).lines
+    assert any("(2 times as fast) over few turns beside what misses --ttft" in line for line in lines)
     kept = [*best, trial(20.0, keep="drop")]
     (keeping,) = [one for one in worths(question, kept, (), late) if one.name == "keeping KV between turns"]
     assert keeping.gain == pytest.approx(3.0) and not keeping.missed, "what keeps the limits comes first"
