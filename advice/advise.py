@@ -160,7 +160,7 @@ def answer(
     if not (ranked := search.ranked):
         raise _none(search, search.whole if search.whole.all else search.few, in_time)
     held: list[Trial] = []
-    if search.is_coarse:
+    if search.is_coarse and not work.interrupted:
         work.carry_out(lambda: held.extend(holding_longest(question, ranked)), "while its longest turn was tried")
     ranked = held or ranked
     counted: list[Trial] = []

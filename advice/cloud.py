@@ -11,7 +11,7 @@ AS_IN_LINK = "needs --link, as in --link '100 Mbit/s'"
 # By key which values fetch something from a cloud or keep it there.
 _OF_CLOUD: Mapping[str, Callable[[str], bool]] = {
     "policies.keep": lambda keep: "cloud" in keep.split("-"),
-    "policies.load": lambda load: load != "local-prefill",
+    "policies.load": lambda load: load not in ("local-prefill", "None"),
     "workload.in_cloud": lambda what: what != "nothing",
 }
 

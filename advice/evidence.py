@@ -95,7 +95,10 @@ def _rests_on(sureness: Sureness) -> str:
         if what in evidence
     ]
     if RUNTIME in evidence:
-        found.append(f"software is any of {', '.join(evidence[RUNTIME]['over'])}")
+        software = f"software is any of {', '.join(evidence[RUNTIME]['over'])}"
+        if not found:
+            return f"80 % intervals: {software}"
+        found.append(software)
     if not found:
         return "no intervals: nothing is known of rates like these"
     return f"80 % intervals: devices left out of the fit were off by a factor of {', '.join(found)}"

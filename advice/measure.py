@@ -12,6 +12,7 @@ from kvferry.advice.trial import TOGETHER, Trial
 from kvferry.advice.words import word
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.decoding.runtimes import others
+from kvferry.pipelines.decoding.sizing import NoRoom
 from kvferry.pipelines.run import run_scenario
 from kvferry.sim.slowed import slowed, with_slowed_storage
 from kvferry.specs.link import LinkSpec
@@ -130,10 +131,14 @@ def sensitivities(
         values: list[float] = [own]
         overtaken: list[str] = []
         for case, changed in cases.items():
-            values.append(_figure(question, contenders[0], changed))
-            nearest = _nearest(question, contenders, changed)
-            if nearest is not None and (figure := _figure(question, nearest, changed)) < 0.999 * values[-1]:
-                better = 100 * (values[-1] / figure - 1)
+            value, nearest = _figure(question, contenders[0], changed), _nearest(question, contenders, changed)
+            if value == inf:
+                instead = "" if nearest is None else f", and {nearest.composition.name} would be best"
+                overtaken.append(f"{case}, {contenders[0].composition.name} does not fit{instead}")
+                continue
+            values.append(value)
+            if nearest is not None and (figure := _figure(question, nearest, changed)) < 0.999 * value:
+                better = 100 * (value / figure - 1)
                 overtaken.append(f"{case}, {nearest.composition.name} would be {better:.2g} % better")
         names = () if times is not None else tuple(case.removeprefix("on ") for case in cases)
         swing = max(abs(log(value / own)) for value in values)
@@ -205,7 +210,10 @@ def _figure(question: Question, one: Trial, changed: _Changed, turns: int | None
         # Energy is that of answers without the time between two, as trials have it.
         together = TOGETHER if metric == "energy_j" else {}
         scenario = question.scenario(one.composition, {"workload.turns": min(turns or most, most), **together})
-    run = run_scenario(changed(scenario))
+    try:
+        run = run_scenario(changed(scenario))
+    except NoRoom:
+        return inf
     if run.interrupted:
         raise KeyboardInterrupt
     return metrics_for(scenario, run).get(metric, inf) if run.outcome == "done" else inf
@@ -235,7 +243,7 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
     """Returns which number to measure, by how much the answer could change, and the commands."""
     metric, base = question.use.spec.best, question.described["device"]
     device = base if isinstance(base, str) else base["extends"]
-    matters = [one for one in found if one.swing > 0.001]
+    matters = [one for one in found if one.swing > 0.001 or one.overtaken]
     untried = [one.name for one in NUMBERS if one not in [each.number for each in found]]
     late = [f"not tried, as the time ran out: {', '.join(untried)}"] if untried else []
     if not matters:
@@ -244,7 +252,7 @@ def next_measurement(question: Question, found: Sequence[Sensitivity]) -> Statem
         )
         return Statement("g", "measure next", (*none, *late))
     first = matters[0]
-    span = f"{shown(metric, first.low)} to {shown(metric, first.high)}"
+    span = " to ".join(dict.fromkeys(shown(metric, end) for end in (first.low, first.high)))
     how = "another known one" if first.times is None else f"{first.times:.3g} times as fast or as slow"
     lines = [f"{first.number.name}: {how}, {FIGURES[metric]} is {span}"]
     if first.overtaken:

@@ -86,14 +86,14 @@ def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paire
     settings = (column for key in (*axes, "seed") if key != which for column in columns_under(key, done.columns))
     same = list(dict.fromkeys(settings)) or ["outcome"]
     policies = [column for column in same if column.startswith("policies.")]
-    by_chance = [column for column in same if column == "seed" or column.startswith("link.")]
+    by_chance = [column for column in same if column in _DRAWN]
     quality = {
         key: done.groupby(which)[key].median().dropna().to_dict() if key in done else {}
         for key in ("kv_relative_error", "attended_share", "assisted_ratio")
     }
     low, high = ends_of(done, metric)
     done = done.assign(
-        **{_PLACE: _joined(done, same), _COURSE: _joined(done, by_chance or same), _LOW: low, _HIGH: high}
+        **{_PLACE: _joined(done, same), _COURSE: _joined(done, by_chance) if by_chance else "", _LOW: low, _HIGH: high}
     )
     found = []
     for pair in combinations(systems, 2):
@@ -131,6 +131,8 @@ def _apart(rows: pd.DataFrame, which: str, metric: str, pair: tuple[str, str]) -
 
 # As a logarithm: 1 %.
 _NEARLY_LEVEL = 0.01
+# Settings that give a point another course of chance. Round trips, rates and scales change one and the same course.
+_DRAWN = ("seed", "link.trace", "link.instance", "link.offset")
 # Columns of a point's settings as one text, and of those among them that chance draws.
 _PLACE, _COURSE = "(place)", "(course)"
 # Both ends of the figure's interval, the figure itself where it has none.

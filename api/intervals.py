@@ -18,6 +18,7 @@ from kvferry.analysis.sureness import ON_CPU, RUNTIME, STORAGE, Sureness
 from kvferry.api.repeats import Watch, unwatched
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.runtimes import others, runtime_of
+from kvferry.pipelines.decoding.sizing import NoRoom
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.engine_memory import offload_of
@@ -251,7 +252,11 @@ class _Again:
         elif self._first_will_do:
             scenario = self._of_first_tokens(scenario)
         with self._watch(f"{scenario.name}: {scenario.system}, how sure: {what}") as progress:
-            run = run_whole(scenario, progress)
+            try:
+                run = run_whole(scenario, progress)
+            except NoRoom:
+                # What just holds a selection on one runtime may hold none on another.
+                return None
         if run.outcome != "done":
             return None
         if self._first_will_do:

@@ -50,6 +50,7 @@ def unpack(
     from kvferry.api.artefact import check as checked
     from kvferry.api.artefact import unpack as unpacked
     from kvferry.cli.progress import counted, say
+    from kvferry.specs.errors import quoted
 
     folder, manifest = unpacked(file, output)
     say(f"{manifest.study}: {manifest.rows:,} rows by KVFerry {manifest.code}, in {folder}")
@@ -60,7 +61,7 @@ def unpack(
     for note in found.notes:
         say(note)
     for line in found.differences:
-        print(line)
+        print(quoted(line))
     if found.differences:
         raise typer.Exit(1)
     print(f"{found.rows:,} rows: {'same bytes' if found.same else 'same figures'}")

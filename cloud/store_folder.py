@@ -12,6 +12,8 @@ from kvferry.codecs.codec import DamagedChunk
 from kvferry.specs.errors import InputError
 
 SUFFIX = ".kvs"
+# Files that are open between requests, a descriptor each; of others the one that was opened first is closed.
+MOST_OPEN = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -54,12 +56,15 @@ class StoreFolder:
             version = (status.st_ino, status.st_size, status.st_mtime_ns)
             if name not in self._stores or self._stores[name][0] != version:
                 # Answers that are still read from the previous one keep it open until they end.
+                self._stores.pop(name, None)
                 self._stores[name] = version, Store(path)
+                while len(self._stores) > MOST_OPEN:
+                    del self._stores[next(iter(self._stores))]
             return self._stores[name][1]
 
-    def keep(self, name: str, content: bytes) -> Store:
-        """Puts a store into the folder, under its name once it is whole. Raises InputError for a name that is none, and
-        for what is no store."""
+    def keep(self, name: str, content: bytes) -> str:
+        """Puts a store into the folder, under its name once it is whole, and returns its tag. Raises InputError for a
+        name that is none, and for what is no store."""
         if not _NAME.fullmatch(name) or self._only is not None:
             raise InputError(f"no context can be put under {name[:100]!r}")
         path, part = self._folder / f"{name}{SUFFIX}", None
@@ -69,6 +74,7 @@ class StoreFolder:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
             with Store(part) as store:
+                tag = store.tag
                 for level in range(store.index.header.levels):
                     store.read(range(store.index.lengths[..., level].size), level)
             part.replace(path)
@@ -79,7 +85,7 @@ class StoreFolder:
         finally:
             if part is not None:
                 part.unlink(missing_ok=True)
-        return self.open(name)
+        return tag
 
     def _path(self, name: str) -> Path | None:
         if not _NAME.fullmatch(name) or (self._only is not None and name != self._only):

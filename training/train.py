@@ -1,7 +1,7 @@
 r"""Train a bundled model from Python's own sources and documentation, in CPU minutes or on a GPU.
 
     python training/train.py byte-large --documentation html/_sources --output out/byte-large --minutes 60
-    python training/train.py byte-long --documentation html/_sources --output out/byte-long --minutes 8 \\
+    python training/train.py byte-long --documentation html/_sources --output out/byte-long --minutes 8 \
         --start model/bundled/byte-large --device cuda --batch-tokens 131072 --workers 12
 
 The documentation is that of Debian's package python3.11-doc (`apt-get download python3.11-doc`, unpacked with

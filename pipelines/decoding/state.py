@@ -168,7 +168,7 @@ class DecodeState:
             self._alike[n if n < first else first + (n - first) % kinds].append(n)
         apart = [layer for layer in range(first, len(self.layers)) if self._alike[layer]]
         caches = [self.layers[layer].resident for layer in apart]
-        if self.plan.roles.residency.swaps and all(isinstance(cache, ClusterCache) for cache in caches):
+        if caches and self.plan.roles.residency.swaps and all(isinstance(cache, ClusterCache) for cache in caches):
             self._together = apart, CachesOfLayers(cast(list[ClusterCache], caches))
 
     def alike(self, layer: int) -> Sequence[int]:

@@ -14,6 +14,7 @@ from kvferry.advice.question import Question, question_of
 from kvferry.advice.search import Search
 from kvferry.advice.trial import Trial, tried
 from kvferry.advice.trials import Trials
+from kvferry.pipelines.decoding.sizing import NoRoom
 from kvferry.specs.errors import InputError
 
 FEW = ("workload.turns=3", "workload.decoded=3", "workload.contexts=2", "policies.evict=lru")
@@ -242,6 +243,23 @@ def test_where_it_is_assumed_what_software_takes_another_runtime_is_the_first_to
         and " --set runtime=ideal " in lines[1]
     )
     assert RUNTIME not in [one.number for one in sensitivities(question, [inside], {})]
+
+
+def test_what_does_not_fit_with_another_number_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that just holds a selection on one runtime may hold none on another."""
+    question = asked(device="rtx-4060", model="llama-3.2-1b")
+    away = tried(question, Composition(decode="flexgen", away="host", keep="drop"))
+
+    def full(*_: object) -> None:
+        raise NoRoom("budget.memory: holds no selection")
+
+    monkeypatch.setattr("kvferry.advice.measure.run_scenario", full)
+    found = sensitivities(question, [away], {})
+    assert all("does not fit" in one.overtaken[0] for one in found)
+    lines = next_measurement(question, found).lines
+    assert "inf" not in " ".join(lines) and any(
+        "on ideal, flexgen on host + keep drop does not fit" in one for one in lines
+    )
 
 
 def test_another_number_tells_of_all_turns_what_a_run_of_them_has() -> None:

@@ -67,6 +67,17 @@ def test_the_interval_is_over_courses_not_points() -> None:
     assert paired(table(a=times_s, b=[1.0] * 10), "ttft_s", AXES) == [one]
 
 
+def test_other_round_trips_and_scales_of_one_link_are_no_other_courses() -> None:
+    points = table(a=[0.5, 0.8, 0.9, 0.6, 0.7, 0.9, 0.8, 0.5, 0.6, 0.7], b=[1.0] * 10)
+    for key in ("link.rtt", "link.scale"):
+        changed = points.assign(**{key: points["seed"], "seed": 1})
+        (one,) = paired(changed, "ttft_s", ("system", "workload.context", key))
+        assert (one.points, one.courses, one.interval) == (10, 1, None)
+    elsewhere = points.assign(**{"link.offset": points["seed"], "seed": 1})
+    (one,) = paired(elsewhere, "ttft_s", ("system", "workload.context", "link.offset"))
+    assert one.courses == 5 and one.interval is not None
+
+
 def test_points_whose_intervals_meet_are_no_sure_wins() -> None:
     """2 s lies inside 1 to 3 s, and outside of 2.5 to 3 s; without an interval an equal figure is a tie."""
     points = table(a=[2.0, 2.0, 2.0], b=[3.0, 3.0, 2.0])

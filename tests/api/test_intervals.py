@@ -14,6 +14,7 @@ from kvferry.analysis.reproduction.left_out import Spread
 from kvferry.api.comparison import compare
 from kvferry.api.result import Result, run
 from kvferry.pipelines import run as pipelines
+from kvferry.pipelines.decoding.sizing import NoRoom
 from kvferry.pipelines.record import Run
 from kvferry.policies.engine_memory import offload_of
 from kvferry.scenarios.loader import load_scenario
@@ -235,6 +236,15 @@ def test_storage_alone_is_no_interval_where_computing_takes_most(known: dict[str
     slow = {"bytes_per_s": "100 kB/s", "latency_s": "10 ms"}
     found = run(changed(DECODING, device={**device, "storage": slow}), {"runtime": "ideal"})
     assert "tpot_s" in found.intervals and "storage" in found.envelope["evidence"]
+
+
+def test_a_runtime_on_which_memory_holds_no_selection_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> Run:
+        raise NoRoom("budget.memory: holds no selection")
+
+    monkeypatch.setattr("kvferry.pipelines.run.run_whole", full)
+    found = run("offload", ["workload.output=4"])
+    assert found.outcome == "done" and found.sureness is not None
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Stores that a server is given to keep: whole ones alone, from those with its secret, where it takes any."""
 
+import os
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -11,7 +12,7 @@ from kvferry.cloud.client import CloudClient
 from kvferry.cloud.server import MOST_PUT_BYTES, serve
 from kvferry.cloud.server_process import ServerProcess
 from kvferry.cloud.store import Store, StoredModel, StoreHeader, StoreWriter
-from kvferry.cloud.store_folder import StoreFolder
+from kvferry.cloud.store_folder import MOST_OPEN, StoreFolder
 from kvferry.codecs.codec import encode
 from kvferry.machine.ops import Chunks
 from kvferry.specs.errors import InputError, LinkDown
@@ -105,6 +106,21 @@ def test_other_servers_take_nothing(folder: Path, block: Path) -> None:
         serve(folder, takes=True)
     with pytest.raises(InputError, match="no context can be put"):
         StoreFolder(block).keep("turn-1", block.read_bytes())
+
+
+def test_files_that_are_put_are_not_held_open(folder: Path, block: Path) -> None:
+    stores, content = StoreFolder(folder), block.read_bytes()
+    for n in range(80):
+        stores.keep(f"turn-{n}", content)
+    assert _open_files(folder) == 0
+    for name in stores.names():
+        assert stores.open(name).tag == stores.keep(name, content)
+    assert 0 < _open_files(folder) <= MOST_OPEN
+
+
+def _open_files(folder: Path) -> int:
+    inside = str(folder.resolve())
+    return sum(os.path.realpath(f"/proc/self/fd/{fd}").startswith(inside) for fd in os.listdir("/proc/self/fd"))
 
 
 def test_a_way_up_that_has_ended(folder: Path, block: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class CloudOfTurns(CloudOfContexts):
         super().__init__(scenario, codec_name, library, say, stack, lambda turn: document_of[turn], takes=takes)
         self._listed: frozenset[str] = frozenset()
         if takes and finds:
-            with suppress(LinkDown):
+            with suppress(LinkDown, InputError):
                 self._listed = frozenset(self.client.contexts())
 
     # --- what lies there -----------------------------------------------------------------------------------------
@@ -94,22 +94,24 @@ class CloudOfTurns(CloudOfContexts):
         """Encodes KV [layers, 2, heads, tokens, head_dim] of a block and has it kept here. Returns why it could not
         be."""
         stored = self._names[block] = self._name(name)
-        with tempfile.TemporaryDirectory(prefix="kvferry-sent-") as folder:
-            path = Path(folder) / "block.kvs"
-            with StoreWriter(path, self._header, ids) as writer:
-                layers, _, heads = kv.shape[:3]
-                for l, h, level in np.ndindex(layers, heads, self._header.levels):
-                    keys, values = (kv[l, side, h].float().cpu().numpy() for side in (0, 1))
-                    encoded = self._pool.encode(self._codec_name, keys, values, level, l / layers)
-                    writer.put(0, l, h, encoded.result(), level)
-            with Store(path) as store:
-                index = store.index
-            try:
-                self.client.put(stored, path.read_bytes(), index)
-            except (LinkDown, InputError) as error:
-                return LinkDown(str(error))
-        self._indexes[block] = index
+        try:
+            with tempfile.TemporaryDirectory(prefix="kvferry-sent-") as folder:
+                self._indexes[block] = self._put(stored, Path(folder) / "block.kvs", ids, kv)
+        except (LinkDown, InputError, OSError) as error:
+            return LinkDown(str(error))
         return None
+
+    def _put(self, stored: str, path: Path, ids: Sequence[int], kv: torch.Tensor) -> Index:
+        with StoreWriter(path, self._header, ids) as writer:
+            layers, _, heads = kv.shape[:3]
+            for l, h, level in np.ndindex(layers, heads, self._header.levels):
+                keys, values = (kv[l, side, h].float().cpu().numpy() for side in (0, 1))
+                encoded = self._pool.encode(self._codec_name, keys, values, level, l / layers)
+                writer.put(0, l, h, encoded.result(), level)
+        with Store(path) as store:
+            index = store.index
+        self.client.put(stored, path.read_bytes(), index)
+        return index
 
     # --- as a Fetcher --------------------------------------------------------------------------------------------
 

@@ -100,6 +100,10 @@ class TurnRunner(RegisteredOps):
         session, of = self._kv.session(turn), op.of
         if self._voice is None or of is None:
             raise KvferryError(f"{op.label}: no cloud helps with turn {turn}")
+        if of.by_text:
+            # Its answer would be other tokens than the turn's, and another number of them.
+            what = "the cloud's model makes tokens of text in another way than the device's"
+            raise InputError(f"machines.cloud.model: {what}; in conversations one with the same tokenizer would do")
         corrected = self._voice.followed(self._said, session.behind, of, op.tokens + (of.read or 1))
         self._kv.answers[turn] = self._said.said
         self._complete(turn, session)

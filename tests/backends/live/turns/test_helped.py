@@ -1,6 +1,7 @@
 """Turns that a real cloud helps with: what they say and leave, and what becomes of them without it."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from kvferry.specs.scenario import Scenario
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from kvferry.backends.live.turns.runner import TurnRunner  # noqa: E402
 from kvferry.model.turn_session import TurnSession  # noqa: E402
 
 HELPED: dict[str, Any] = changed(
@@ -68,6 +70,19 @@ def test_the_clouds_tokens_are_those_of_the_device(tokens: int, catch_up: str, a
     # What a turn leaves is whole, also where the cloud has said all of it.
     assert run.measured["answers"] == {turn: answer for turn, answer in alone.items() if int(turn) < 3}
     assert [one.from_memory + one.from_flash for one in turns(run)] == [0, 80, 96]
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_cloud_of_another_tokenizer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = TurnRunner.handle
+
+    def handle(runner: TurnRunner, handling: Any, turn: int | None) -> Any:
+        found = really(runner, handling, turn)
+        return None if found is None else replace(found, tokenizer="another")
+
+    monkeypatch.setattr(TurnRunner, "handle", handle)
+    with pytest.raises(InputError, match=r"machines\.cloud\.model: .* one with the same tokenizer would do"):
+        run_scenario(live("workload.turns=1"))
 
 
 def test_whoever_is_first(alone: Any) -> None:
