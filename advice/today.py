@@ -111,6 +111,10 @@ def today(question: Question, ranked: Sequence[Trial], fit: Fit | None = None) -
         return Statement("i", "today", lines, {**found.facts, "context": context, "same": same})
     lacking, missing = _missing(question, best.composition)
     said = [missing]
+    elsewhere = next((name for name, engine in engines().items() if not engine.lacks(best.composition)), None)
+    if elsewhere is not None and best.composition.helped is None:
+        found = _command_of(question, elsewhere, best.composition, context)
+        return Statement("i", "today", (*said, *found.lines()), {"lacking": lacking, **found.facts, "context": context})
     metric = question.use.spec.best
     for other in ranked[1:]:
         if other.composition.helped is not None or _command(question, other.composition, context) is None:
@@ -159,16 +163,19 @@ class Command:
 
 def _command(question: Question, one: Composition, context: int) -> Command | None:
     """The command of the device's own engine, or else of any that does it."""
-    known = engines()
-    windows = load_model(str(question.described["model"])).exceeds_window(context)
     for name in _considered(question):
-        if not known[name].lacks(one):
-            file = model_file(question, name)
-            line = known[name].line(one, file, context, _processor(question), windows=windows)
-            other = known[name].kv_as.get(one.kv_bits)
-            notes = () if other is None else (f"{name} has {other} in place of KV of {one.kv_bits:g} bits",)
-            return Command(line, file.conversion, notes)
+        if not engines()[name].lacks(one):
+            return _command_of(question, name, one, context)
     return None
+
+
+def _command_of(question: Question, name: str, one: Composition, context: int) -> Command:
+    engine, file = engines()[name], model_file(question, name)
+    windows = load_model(str(question.described["model"])).exceeds_window(context)
+    line = engine.line(one, file, context, _processor(question), windows=windows)
+    other = engine.kv_as.get(one.kv_bits)
+    notes = () if other is None else (f"{name} has {other} in place of KV of {one.kv_bits:g} bits",)
+    return Command(line, file.conversion, notes)
 
 
 def an_engine_has(question: Question, one: Composition) -> bool:

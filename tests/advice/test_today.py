@@ -62,8 +62,9 @@ def test_an_engine_gives_its_flags_or_what_it_lacks(question: Question) -> None:
 
 def test_where_some_engine_has_each_part_it_is_said_which_lacks_which(question: Question) -> None:
     """llama.cpp, the engine of the figures, keeps nothing in a cloud, and vLLM has no eager attention."""
-    (said,) = today(question, [trial(5.0, keep="cloud")]).lines
+    said, line, *_ = today(question, [trial(5.0, keep="cloud")]).lines
     assert said == "llama.cpp, which the figures are of, lacks keep cloud; vllm has all of it"
+    assert "vllm serve " in line and "LMCacheConnector" in line
     found = today(question, [trial(5.0, keep="cloud", decode="full-eager")])
     assert found.lines[0] == (
         "no engine has all of it: llama.cpp lacks keep cloud; mlx lacks full-eager and keep cloud; "
