@@ -18,7 +18,6 @@ from kvferry.analysis.sureness import ON_CPU, RUNTIME, STORAGE, Sureness
 from kvferry.api.repeats import Watch, unwatched
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.runtimes import others, runtime_of
-from kvferry.pipelines.decoding.sizing import NoRoom
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.policies.engine_memory import offload_of
@@ -242,6 +241,7 @@ class _Again:
     def _run(self, scenario: Scenario, what: str) -> Metrics | None:
         """The figures of a run that finishes. One that decoded from KV elsewhere is only priced again where that will
         do; else a few tokens say what the others take."""
+        from kvferry.pipelines.decoding.sizing import NoRoom
         from kvferry.pipelines.run import run_whole
 
         if self._elsewhere is not None:
