@@ -28,7 +28,7 @@ class Bound:
     metric: str
     figure: float | None
     why_not: str = ""
-    # Of loads each by itself: some that share their time may do better.
+    # Prices each load by itself: loads that share their time may do better.
     by_parts: bool = False
 
     def statement(self, best: Trial) -> Statement:

@@ -26,7 +26,7 @@ def check_linked(settings: Sequence[str]) -> None:
 
 
 def _read(text: str) -> Any:
-    """What is no YAML is refused where the scenario is read."""
+    """Returns the setting's value; text that is no YAML as it is, since reading the scenario refuses it."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

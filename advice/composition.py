@@ -216,7 +216,7 @@ def space_of(
     """Returns what there is to choose from. `linked`: there is a link over which a cloud keeps KV; `helped`: a machine
     answers along; `longest`: tokens of the longest turn; `pinned`: parts that the user has chosen."""
     device, left_out = scenario.device, dict[str, str]()
-    # What is mostly faster comes first.
+    # The host comes first, since it is mostly faster than storage.
     places = [] if device.memory.unified else ["host"]
     places += ["storage"] if device.storage is not None else []
     decodes: list[tuple[str, Any]] = [(_IN_MEMORY, None)]

@@ -1,4 +1,4 @@
-"""Which file an engine reads, and how it comes from the model's own where figures are of other weights."""
+"""Names the file that an engine reads, and how to make it from the model's own where figures are of other weights."""
 
 import re
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from kvferry.specs.document import expanded
 from kvferry.specs.weight_format import WEIGHT_FORMATS
 
 _GGUF, _READS_GGUF = ".gguf", "llama.cpp"
-# How a bundled model's file names where its dimensions are from.
+# Finds the Hugging Face id in the source line of a bundled model's description.
 _HUB = re.compile(r"Hugging Face config\.json of ([\w.-]+/[\w.-]+)")
 _AS_TRAINED = ("fp16", "bf16")
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """``name``: as an engine is told it; ``gguf``: the same for engines that read GGUF files. ``conversion``: in words
-    and commands what makes that file of the model's own, where it is another one."""
+    """``name``: what an engine's command line calls the model; ``gguf``: its file for engines that read GGUF.
+    ``conversion``: words and commands that make that file from the model's own, where the two differ."""
 
     name: str
     gguf: str

@@ -117,7 +117,7 @@ def left_out(best: Trial, sureness: Sureness | None, found: Sequence[Sensitivity
     if "runs" in evidence:
         return []
     names = [one.number.name for one in found if one.swing > EQUAL]
-    # Where the time ran out before it was tried.
+    # The time may have run out before it was tried.
     if best.composition.away == "host" and COPIES.name not in [one.number.name for one in found]:
         names.append(COPIES.name)
     lacking = [name for name in names if _EVIDENCE.get(name) not in evidence]

@@ -116,7 +116,7 @@ def holds(question: Question, one: Composition, tokens: int) -> bool:
 def holding_longest(question: Question, ranked: Sequence[Trial]) -> list[Trial]:
     """Returns trials over few turns without the first ones that do not hold the use's longest turn; nothing where none
     does."""
-    longest = question.turns.longest.prompt + question.turns.longest.output
+    longest = question.turns.longest.tokens
     known: dict[Composition, bool] = {}
     for n, one in enumerate(ranked):
         if one.composition.helped is not None:
@@ -161,7 +161,7 @@ def fit_of(question: Question, best: Trial, judged: tuple[int, int] = (0, 0)) ->
     assert best.scenario is not None
     granted = best.scenario.budget.memory_bytes or best.scenario.device.memory.free_bytes
     one, peak_bytes = best.composition, best.figures["memory_peak_bytes"]
-    few, turn = not_over_all(judged), question.turns.longest.prompt + question.turns.longest.output
+    few, turn = not_over_all(judged), question.turns.longest.tokens
     if one.helped is not None:
         return Fit(0, True, granted, peak_bytes)
     trained = trained_context(str(question.described["model"]))
@@ -276,7 +276,7 @@ def _does_not_fit(
 
 def _fits(question: Question, **changed: object) -> bool:
     """Whether one turn as long as the use's longest runs with another model or format, its KV in memory."""
-    longest = question.turns.longest.prompt + question.turns.longest.output
+    longest = question.turns.longest.tokens
     context = max(0, longest - _QUESTION_TOKENS - _ANSWER_TOKENS)
     described = {**question.described, **changed}
     try:

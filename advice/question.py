@@ -196,7 +196,7 @@ class Question:
             self._plain,
             linked=self.linked,
             helped=self.helper is not None,
-            longest=longest.prompt + longest.output,
+            longest=longest.tokens,
             pinned=pinned,
         )
 
@@ -291,8 +291,8 @@ def question_of(
         precision = {} if usual is None else {"precision": {"weights": usual}}
         question = replace(question, described={**described, **precision})
     longest = question.turns.longest
-    if longest.prompt + longest.output > MOST_CONTEXT:
-        tokens = f"{longest.prompt + longest.output:,} tokens in the longest turn"
+    if longest.tokens > MOST_CONTEXT:
+        tokens = f"{longest.tokens:,} tokens in the longest turn"
         raise InputError(f"context: makes {tokens}; at most {MOST_CONTEXT:,} will do")
     _ = question.space
     return question

@@ -135,7 +135,7 @@ def _context(question: Question, fit: Fit | None) -> int:
 
 
 def _longest(question: Question) -> int:
-    return question.turns.longest.prompt + question.turns.longest.output
+    return question.turns.longest.tokens
 
 
 def _short(question: Question, fit: Fit | None) -> list[str]:

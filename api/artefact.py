@@ -159,7 +159,7 @@ def _sweep_again(folder: Path, output: Path, intervals: bool | None, jobs: int |
 
 
 def _search_again(folder: Path, output: Path, intervals: bool | None, jobs: int | None, progress: Progress) -> None:
-    """Searches again; what is tried is checked before it is run, as nobody knows it sooner."""
+    """Searches again. Each point is checked just before it runs, since the search chooses it only then."""
     search = recorded_search(folder, names_in_use)
     tried, _ = run_search(
         search,

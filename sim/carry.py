@@ -40,7 +40,7 @@ class Carry(Protocol):
     def expected_s(
         self, sender: str, receiver: str, sent_s: Sequence[float], n_bytes: float, behind_s: float
     ) -> Sequence[float]:
-        """The same, behind one that arrives at `behind_s`; without jitter, and nothing is told of it."""
+        """Returns when these would arrive behind one that arrives at `behind_s`, without jitter; sends nothing."""
         ...
 
 

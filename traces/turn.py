@@ -29,6 +29,11 @@ class Turn:
     source: int = 0
     stored: int = 0
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.prompt + self.output
+
 
 # Turns that come one after the other.
 Stream = tuple[Turn, ...]
@@ -53,7 +58,7 @@ class Turns:
     @cached_property
     def longest(self) -> Turn:
         """The turn with the most tokens of prompt and answer."""
-        return max(self.numbered, key=lambda one: one.prompt + one.output)
+        return max(self.numbered, key=lambda one: one.tokens)
 
     @cached_property
     def expected(self) -> tuple[Turn, ...]:

@@ -276,7 +276,7 @@ class DecodeState:
 
     def choose_ahead(self, layer: int, changing: BlockRows | None = None) -> None:
         """Chooses what is likely of a layer whose cache is swapped, and of the ones that are like it, without what is
-        `changing`; the first of layers that are told apart chooses for all of these."""
+        `changing`. Where layers are told apart, a call for the first of them chooses for all of them."""
         staying, token_bytes = self.plan.staying, self.plan.token_bytes
         if self._together is None or layer not in self._together[0] or changing is not None:
             layers = [layer]

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny import TURNS, tiny
+from tiny import TURNS, tiny, turns
 
-from kvferry.pipelines.record import Run, TurnRecord
+from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.sessions.faults import without_effect
@@ -21,12 +21,6 @@ SIX = 6 * 64 * 512
 
 def ran(*overrides: str) -> Run:
     return run_scenario(tiny(TURNS, *overrides))
-
-
-def turns(run: Run) -> tuple[TurnRecord, ...]:
-    assert run.outcome == "done", run.why
-    assert run.sessions is not None
-    return run.sessions.turns
 
 
 @pytest.mark.parametrize("system", ["on-flash", "three-way", "everywhere"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from kvferry.pipelines.record import Run, TurnRecord
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.scenario import Scenario
@@ -255,3 +256,10 @@ ROUND_FLASH = FlashSpec(
     channel_bytes_per_s=1024 / 1e-6,
     bus_bytes_per_s=2 * 1024 / 1e-6,
 )
+
+
+def turns(run: Run) -> tuple[TurnRecord, ...]:
+    """The turns of a run that must have come to its end."""
+    assert run.outcome == "done", run.why
+    assert run.sessions is not None
+    return run.sessions.turns

@@ -113,7 +113,7 @@ class TurnsInBlocks:
         if spec not in self._indexes:
             longest, room = self._turns.longest, self._longest.layout.blocks * self._longest.choice.group_tokens
             # A text that no conversation has.
-            sample, _ = self._prompts.tokens(len(self._turns), longest.prompt, 0, longest.prompt + longest.output)
+            sample, _ = self._prompts.tokens(len(self._turns), longest.prompt, 0, longest.tokens)
             made = index_of(spec, self._model, sample, 1, room, self._say)
             assert made is not None
             self._indexes[spec] = made

@@ -55,7 +55,7 @@ class TurnParts(MachineParts):
         self._scenario, self._turns, self._price_s = scenario, need.turns, nominal_s(scenario)
         self.model, prompts = warm_model(scenario)
         longest = need.turns.longest
-        self._rotary = decoder_of(self.model, latent=False).rotary(longest.prompt + longest.output)
+        self._rotary = decoder_of(self.model, latent=False).rotary(longest.tokens)
         texts = Texts(need.turns, prompts)
         codec = need.codec if isinstance(need, KvOfTurnsInCloud) else None
         self._in_cloud = codec is not None
@@ -201,7 +201,7 @@ class TurnParts(MachineParts):
             for _ in range(min(3, longest.output)):
                 token = session.after(token)
         # No turn waits for pages of memory.
-        self._kv.spare = new_kv(session.decoder, (), longest.prompt + longest.output)
+        self._kv.spare = new_kv(session.decoder, (), longest.tokens)
         self._kv.spare.touch()
 
 

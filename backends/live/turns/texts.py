@@ -22,7 +22,7 @@ class Texts:
     def __init__(self, turns: Turns, prompts: Prompts) -> None:
         self._turns, self._block = turns.numbered, turns.block
         longest = turns.longest
-        self._apart = longest.prompt + longest.output
+        self._apart = longest.tokens
         self._prompts = prompts
         # By turn, the one before it in its conversation; of first turns, what they read.
         self._before: dict[int, int] = {}

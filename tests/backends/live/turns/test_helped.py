@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import LIVE_TURNS, changed, tiny
+from tiny import LIVE_TURNS, changed, tiny, turns
 
-from kvferry.pipelines.record import Run, TurnRecord
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -30,12 +29,6 @@ HELPED: dict[str, Any] = changed(
 
 def live(*overrides: str, **changes: Any) -> Scenario:
     return tiny(HELPED, *overrides, **changes)
-
-
-def turns(run: Run) -> tuple[TurnRecord, ...]:
-    assert run.outcome == "done", run.why
-    assert run.sessions is not None
-    return run.sessions.turns
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import LIVE_TURNS, as_yaml, changed, tiny
+from tiny import LIVE_TURNS, as_yaml, changed, tiny, turns
 from whole_model import by_transformers
 
 from kvferry.disk.opened_file import StorageFull
-from kvferry.pipelines.record import Run, TurnRecord
+from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -48,12 +48,6 @@ def live(*overrides: str, **changes: Any) -> Scenario:
 
 def kept_in(path: Path) -> dict[str, Any]:
     return {**LIVE_TURNS["live"], "kv_file": str(path)}
-
-
-def turns(run: Run) -> tuple[TurnRecord, ...]:
-    assert run.outcome == "done", run.why
-    assert run.sessions is not None
-    return run.sessions.turns
 
 
 def found(run: Run) -> list[tuple[int, int, int]]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import LIVE_TURNS, changed, tiny
+from tiny import LIVE_TURNS, changed, tiny, turns
 
-from kvferry.pipelines.record import Run, TurnRecord
+from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.scenario import Scenario
 
@@ -31,12 +31,6 @@ THREE_WAYS: dict[str, Any] = changed(
 
 def live(*overrides: str, **changes: Any) -> Scenario:
     return tiny(THREE_WAYS, *overrides, **changes)
-
-
-def turns(run: Run) -> tuple[TurnRecord, ...]:
-    assert run.outcome == "done", run.why
-    assert run.sessions is not None
-    return run.sessions.turns
 
 
 @pytest.fixture(scope="module")
