@@ -36,7 +36,12 @@ def moved(
     *,
     through_host: bool,
 ) -> Ticket:
-    """The ticket of the last leg. ValueError within a tier."""
+    """The ticket of the last leg. ValueError within a tier.
+
+    What is read for a place of its own arrives beside it, and a copy puts it there.
+    """
+    if source == "storage" and isinstance(what, Extents) and what.has_place:
+        through_host = True
     for leg, end in legs(source, to, through_host=through_host):
         if leg == "copy":
             ticket = paths.copy(what, end, after=after, request=request)

@@ -97,7 +97,8 @@ class Session:
     """The story of one sequence, batch 1. Computing and answering belong to one thread, loading may be another's.
 
     `room` tokens of questions and answers are decoded without moving the context. `kv` gives buffers to use again:
-    those of a finished session with the same model, context length and room.
+    those of a finished session with the same model, context length and room; `rotary` that of at least as many
+    positions.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Session:
         room: int = 256,
         attention: Attention = dense,
         kv: SessionKv | None = None,
+        rotary: Rotary | None = None,
     ) -> None:
         self.decoder = decoder_of(model, latent=False)
         self.context = self._ids(context)
@@ -123,7 +125,7 @@ class Session:
         # depth[t]: the layer below which chunk t's hidden state stands; None: it was not begun.
         self.depth: list[int] = [0] * len(tokens)
         self._hidden: list[torch.Tensor | None] = [None] * len(tokens)
-        self._rotary: Rotary = self.decoder.rotary(len(context))
+        self._rotary: Rotary = rotary or self.decoder.rotary(len(context))
         self._cache: DynamicCache | None = None
 
     @property

@@ -39,7 +39,7 @@ class TurnSession:
         context = ids[: blocks * block]
         # The answer's last token is read, too, where it completes a block.
         self.kv = kv = new_kv(decoder, [block] * blocks, len(ids) - len(context) + output, spare)
-        self.session = Session(model, context, chunk_tokens=block, kv=kv) if blocks else None
+        self.session = Session(model, context, chunk_tokens=block, kv=kv, rotary=rotary) if blocks else None
         self.history: list[int] = []
         # Numbers of blocks that come layer by layer, each before its layer is read.
         self.coming: frozenset[int] = frozenset()

@@ -102,7 +102,6 @@ class SessionDevice:
         yield from keeping.all_sent()
         keeping.adopt(turn.blocks, number)
         found = Found.of(keeping.kept, turn.blocks, self._block, turn.prompt)
-        bound_s = self._bound_s(turn, found, number, arrival_s)
         ask = self._asked(turn, found, number)
         self._check_storage(turn, ask)
         lease = yield from self._room_for(turn, ask)
@@ -112,6 +111,8 @@ class SessionDevice:
         lease.release()
         yield from self._stage.run(self._world, ask, answered)
         end_s = env.now
+        # Behind the answer: on a real device it takes time.
+        bound_s = self._bound_s(turn, found, number, arrival_s)
         self._forecast.over(turn)
         keeping.adopt(turn.leaves, number)
         yield from keeping.keep(self._stage.leaves(turn), number)

@@ -83,6 +83,14 @@ def test_three_turns() -> None:
     assert third.kept_memory_bytes == 800 * 512
 
 
+def test_what_is_read_is_copied_to_its_place_where_copies_take_time() -> None:
+    device = {**ON_FLASH["device"], "memory": {"copy_bytes_per_s": "1024 kB/s", "copy_latency_s": "10 ms"}}
+    second = turns(device=device)[1]
+    # 3 blocks are read in 0.3 s, and copied at 2,000 tokens a second.
+    assert second.from_flash == 300
+    assert second.got_s - second.arrival_s == pytest.approx(0.3 + 0.01 + 0.15)
+
+
 def test_the_least_wait_is_for_what_is_new() -> None:
     # All that came before may have been in memory: 1,100 tokens are new, then 111, then 122.
     assert [one.bound_s for one in turns()] == pytest.approx([1.1, 0.111, 0.122])

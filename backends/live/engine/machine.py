@@ -248,7 +248,7 @@ class LiveMachine:
     ) -> Ticket:
         if isinstance(what, KvRef):
             return self.copy(what, to, after=after, request=request)
-        if source == "storage" and (to == "host" or what.has_place):
+        if source == "storage" and to == "host":
             return self.copy(what, to, after=(self.read(what, after=after, request=request),), request=request)
         if source == "host" and to == "storage":
             # Through the processor's memory, from where it is written.
