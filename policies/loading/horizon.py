@@ -21,7 +21,8 @@ _MEMORY_S = 0.5
 
 class Horizon(Ferry):
     """Rates are taken for an AR(1) process. The mean rate over a horizon H then has the variance of one rate times
-    2 x 0.5 s / H, where that is less.
+    2 x 0.5 s / H, where that is less. Of the variance the half below the mean counts: a link that gets faster brings
+    nothing too late.
 
     The paths are expected to meet where they do at the mean. What the processor needs before that is streamed as late
     as it would still come in time at the mean rate less so many `deviations`. Until then the link brings the end of the
@@ -44,8 +45,8 @@ class Horizon(Ferry):
         elapsed_s = facts.now_s - self._step_s
         if elapsed_s >= _STEP_S:
             seen_bytes_per_s = (progress.streamed_bytes - self._step_bytes) / elapsed_s
-            newest = 1 - exp(-elapsed_s / _MEMORY_S)
-            self._variance += newest * ((seen_bytes_per_s - self._bytes_per_s) ** 2 - self._variance)
+            newest, less = 1 - exp(-elapsed_s / _MEMORY_S), min(0.0, seen_bytes_per_s - self._bytes_per_s)
+            self._variance += newest * (less**2 - self._variance)
             self._step_s, self._step_bytes = facts.now_s, progress.streamed_bytes
         super()._look(progress, facts)
         if facts.now_s - self._planned_s >= _RECEDES_S:

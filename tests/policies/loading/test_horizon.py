@@ -68,6 +68,17 @@ def test_what_is_needed_is_streamed_when_it_is_due_and_before_that_what_stays_th
     assert streamed_at(0.0) == (1, 1, 0)
 
 
+def test_only_what_lies_below_the_mean_is_a_risk() -> None:
+    # In 60 ms came nothing, or ten times the 6 bytes that were expected.
+    seen = []
+    for came_bytes in (0.0, 60.0):
+        loader, progress = begun(1.0)
+        progress.streamed_bytes = came_bytes
+        loader._look(progress, facts(50.06))
+        seen.append(loader._variance)
+    assert seen == pytest.approx([100.0**2 * (1 - np.exp(-0.12)), 0.0])
+
+
 @patch.object(Horizon, "_plan", autospec=True, side_effect=Horizon._plan)
 def test_it_plans_again_as_time_passes(plan: Mock) -> None:
     loader, progress = begun(1.0)
