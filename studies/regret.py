@@ -32,6 +32,7 @@ from kvferry.pipelines.loading.outlook import Outlook, placing_s
 from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.workload import load_bound_s
 from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.horizon import Horizon
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.problem import Coupling, LoadProblem
@@ -46,6 +47,7 @@ from kvferry.traces.statistics import statistics_of
 
 LOADERS: dict[str, Callable[[], Loader]] = {
     "ferry": Ferry,
+    "ferry horizon": Horizon,
     "ferry on the chain": partial(Ferry, needed_first=False),
     "sparkv": Staged,
     "sparkv, no controller": partial(Staged, adapt=False),
