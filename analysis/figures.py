@@ -248,6 +248,7 @@ FIGURES: dict[str, Figure] = {
         "flash endures, years", "high", "until that is what the storage's profile says it endures"
     ),
     "day_energy_j": Figure("energy per day", "low", "of the device, idle time included"),
+    "battery_percent_per_day": Figure("battery per day, %", "low", "that energy, of what the charged battery holds"),
     "reuse_rate": Figure("KV reused", "high", "share of selected KV blocks that were still in memory"),
     "effective_bytes_per_s": Figure(
         "effective bandwidth", "high", "KV that attention wanted and storage brought, over the time in reads"

@@ -19,7 +19,7 @@ from kvferry.specs.workload import SloSpec
 def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
     """``metrics_of`` a run of this scenario, without figures that its profile cannot support: the bound of a real run
     on a device that was not measured, and the sum of an energy whose parts are not all known. With a battery in the
-    profile, ``battery_percent_per_request``."""
+    profile, ``battery_percent_per_request`` and, of conversations, ``battery_percent_per_day``."""
     found = metrics_of(run, main_processor=scenario.device.main, measure=scenario.measure, slo=scenario.slo)
     found |= session_metrics(run, scenario.device.storage)
     if scenario.model.kv_value_bytes < FULL_KV_BITS / 8:
@@ -32,8 +32,10 @@ def metrics_for(scenario: Scenario, run: Run) -> dict[str, float]:
     if "energy_j" in dropped:
         dropped.add("total_energy_j")
     kept = {key: value for key, value in found.items() if key not in dropped}
-    if scenario.device.battery is not None and "energy_j" in kept:
-        kept["battery_percent_per_request"] = 100 * kept["energy_j"] / scenario.device.battery.capacity_j
+    if scenario.device.battery is not None:
+        for energy, share in (("energy_j", "request"), ("day_energy_j", "day")):
+            if energy in kept:
+                kept[f"battery_percent_per_{share}"] = 100 * kept[energy] / scenario.device.battery.capacity_j
     return kept
 
 

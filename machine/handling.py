@@ -78,3 +78,7 @@ class Unpack(Handling):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forget(Handling):
     """The request is over: its KV is given up, and where the model is not resident, the model too."""
+
+
+# It says nothing but that, so one does for all requests.
+FORGET = Forget()

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from regret_rows import percentiles, print_table
 
 import kvferry
 from kvferry.traces.catalogue import catalogue
@@ -39,6 +40,7 @@ SINGLE_PATHS = ("stream-only", "local-prefill")
 # What a system is called here, what it is, and its policies.
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ferry": ("ferry", {}),
+    "ferry-horizon": ("ferry-horizon", {}),
     "sparkv": ("sparkv", {}),
     "sparkv-last-first": ("sparkv-last-first", {}),
     "sparkv-overdue": ("sparkv-overdue", {}),
@@ -154,6 +156,17 @@ def main() -> None:
     _show(loads, asked.systems)
     print("\nwithout the two phones whose NPU takes 1.5 s to start")
     _show({number: took for number, took in loads.items() if number not in on_phones}, asked.systems)
+    late = "median, p95, p99, worst, %"
+    print_table(
+        "all devices",
+        {
+            name: {
+                late: percentiles([took[name].regret for took in loads.values()]),
+                "one path": _worse_than_one_path(loads, name),
+            }
+            for name in asked.systems
+        },
+    )
     if asked.keep:
         with asked.keep.open("w", newline="") as file:
             rows = csv.writer(file)

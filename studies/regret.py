@@ -17,9 +17,11 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from time import process_time
 
 import numpy as np
+from regret_rows import percentiles, print_table, write_csv
 
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.codecs.sizes import CODECS
@@ -30,6 +32,7 @@ from kvferry.pipelines.loading.outlook import Outlook, placing_s
 from kvferry.pipelines.loading.pace import Pace
 from kvferry.pipelines.loading.workload import load_bound_s
 from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.horizon import Horizon
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.loader import Loader
 from kvferry.policies.loading.problem import Coupling, LoadProblem
@@ -44,6 +47,7 @@ from kvferry.traces.statistics import statistics_of
 
 LOADERS: dict[str, Callable[[], Loader]] = {
     "ferry": Ferry,
+    "ferry horizon": Horizon,
     "ferry on the chain": partial(Ferry, needed_first=False),
     "sparkv": Staged,
     "sparkv, no controller": partial(Staged, adapt=False),
@@ -181,6 +185,7 @@ def main() -> None:
     parser.add_argument("--raw", action="store_true", help="leave the rates as recorded")
     parser.add_argument("--truth", choices=COST_MODELS, default="roofline", help="costs that the world obeys")
     parser.add_argument("--estimate", choices=COST_MODELS, default="roofline", help="costs that loaders plan with")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write every load's regret to this CSV file")
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
     if asked.quick:
@@ -195,6 +200,8 @@ def main() -> None:
     rates = "as recorded" if asked.raw else f"scaled to a mean of {MEAN_BYTES_PER_S * 8 / 1e6:g} Mbit/s"
     print(f"{len(traces)} traces, {rates}, {asked.offsets} offsets each; {asked.tokens} tokens of {MODEL.name}")
     print(f"costs: {asked.truth}, planned with {asked.estimate}")
+    table: dict[str, dict[str, str]] = {}
+    told: list[tuple[object, ...]] = []
     for content in asked.contents:
         for coupling in asked.couplings:
             case = Case(content, coupling, asked.tokens, asked.raw, asked.truth, asked.estimate, asked.rtt)
@@ -214,6 +221,10 @@ def main() -> None:
                     f"   worst: {mine[int(values.argmax())][3]}",
                     flush=True,
                 )
+                table.setdefault(f"{name}, {coupling}", {})[content] = percentiles(values / 100)
+                told += [(content, coupling, name, where, f"{100 * regret:.4f}") for _, regret, _, where in mine]
+    print_table("median, p95, p99, worst, %", table)
+    write_csv(asked.output, ("content", "coupling", "loader", "link", "regret, %"), told)
 
 
 if __name__ == "__main__":

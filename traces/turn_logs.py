@@ -85,7 +85,7 @@ def _mooncake(path: Path, lines: Sequence[str]) -> Recorded:
             raise InputError(f"{path}:{line}: hash_ids {ids!s:.40} is no list of whole numbers")
         wanted = -(-prompt // MOONCAKE_BLOCK)
         if len(ids) != wanted:
-            what = f"{len(ids):,} hash ids for {prompt:,} tokens, which are {wanted:,} blocks of {MOONCAKE_BLOCK}"
+            what = f"{len(ids):,} hash ids for {prompt:,} tokens; {wanted:,} would do, as a block has {MOONCAKE_BLOCK}"
             raise InputError(f"{path}:{line}: {what}")
         if found and stamp_ms < 1e3 * (found[-1].arrival_s or 0.0) - 1e-6:
             raise InputError(f"{path}:{line}: timestamp {stamp_ms:g} ms comes before that of the line before")
@@ -95,7 +95,8 @@ def _mooncake(path: Path, lines: Sequence[str]) -> Recorded:
             own = one not in behind
             known, where = behind.setdefault(one, (before, line))
             if known != before:
-                what = f"hash id {one} stands behind {before} here, and behind {known} in line {where}"
+                here, there = ("first" if one is None else f"behind {one}" for one in (before, known))
+                what = f"hash id {one} stands {here} here, and {there} in line {where}"
                 raise InputError(f"{path}:{line}: {what}; equal ids are equal beginnings")
         found.append(Logged(line, stamp_ms / 1e3, prompt, output, whole))
         earlier = next((ends[one] for one in reversed(whole) if one in ends and ends[one] not in taken), None)

@@ -1,6 +1,5 @@
 """The modelled world of a scenario: machines in one virtual time, their inputs generated, recorded or given."""
 
-import gc
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from kvferry.backends.sim.cells import Cells, on_course
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.sim.machine_parts import SimParts
 from kvferry.backends.sim.parts import parts_for
+from kvferry.backends.sim.seldom_collected import SELDOM_COLLECTED
 from kvferry.backends.world import (
     NO_INPUTS,
     Described,
@@ -48,9 +48,6 @@ from kvferry.traces.request import Request
 from kvferry.traces.resolve import link_trace, load_trace
 from kvferry.traces.round_trips import late_of, round_trips_of
 from kvferry.traces.stored import StoredContext
-
-# How many times as seldom as else Python looks for cycles among objects that have stayed.
-_SELDOM = 100
 
 
 class SimWorld(WholeWorld):
@@ -256,11 +253,5 @@ def _with_own_seed(one: Described) -> Scenario:
 
 @contextmanager
 def sim_world(scenario: Scenario, needs: Needs, inputs: Inputs, tell: Tell, say: Say) -> Iterator[SimWorld]:
-    young, middle, old = gc.get_threshold()
-    # What thousands of devices leave behind is in no cycles, and looking through all of it again and again takes a
-    # sixth of the time.
-    gc.set_threshold(young, middle, _SELDOM * old)
-    try:
+    with SELDOM_COLLECTED:
         yield SimWorld(scenario, needs, inputs, tell)
-    finally:
-        gc.set_threshold(young, middle, old)

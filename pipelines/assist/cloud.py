@@ -20,7 +20,7 @@ from kvferry.cloud.messages import (
     spoil_tokenizer,
 )
 from kvferry.machine.channel import Channel, ChannelBroken
-from kvferry.machine.handling import Forget, Refine, TakeIn, TakenIn
+from kvferry.machine.handling import FORGET, Refine, TakeIn, TakenIn
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.machine.ops import Extents, Prefill
@@ -38,7 +38,6 @@ from kvferry.specs.machine import DownSpec
 
 # Called with the seconds that a request waited for a slot, and those of its prefill and refinement.
 Tell = Callable[[float, float, float], None]
-_FORGET = Forget()
 # A share of whole tokens is whole up to so much.
 _ROUNDING = 1e-9
 # A device that drafts has this long from one round of drafts to the next, and for its own prefill before the first one.
@@ -275,7 +274,7 @@ class Cloud:
                 work.instance.drop(work)
                 return
         if held.request is not None:
-            self._front.outside.handle(_FORGET, request=held.request)
+            self._front.outside.handle(FORGET, request=held.request)
         if held.prompt is not None:
             held.prompt.free()
         if held.granted is not None:

@@ -13,7 +13,7 @@ from kvferry.cloud.story import Story
 from kvferry.machine.channel import Channel
 from kvferry.machine.following import Following
 from kvferry.machine.handles import Continued
-from kvferry.machine.handling import Forget, Prepare, Prepared, Unpack
+from kvferry.machine.handling import FORGET, Prepare, Prepared, Unpack
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ops import DecodeRun, Extents, Prefill
@@ -30,7 +30,6 @@ from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 
 Returned = TypeVar("Returned")
-_FORGET = Forget()
 # A mask that comes behind the first token is waited for as long as a refiner on a busy host might take, and at least
 # so many times as long as it is expected to.
 _MASK_S, _AT_LEAST_EXPECTED = 1.0, 2.0
@@ -340,7 +339,7 @@ class Device:
         story.shown_s = yield answer.shown()
         story.end_s = max(machine.env.now, float(story.shown_s[-1]))
         story.came, story.answer = len(answer.came_s), answer.text
-        machine.outside.handle(_FORGET, request=story.request)
+        machine.outside.handle(FORGET, request=story.request)
         for lease in leases:
             lease.release()
 

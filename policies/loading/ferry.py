@@ -134,7 +134,9 @@ class Ferry:
 
     def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
         self._look(progress, facts)
-        unit = self._next_to_stream(progress)
+        unit = self._next_needed(progress, facts)
+        if unit is None:
+            unit = self._last_in_order(progress)
         if unit is None:
             unit = self._computed_too_late(progress, facts)
         if unit is None:
@@ -149,11 +151,14 @@ class Ferry:
                 return unit
         return None
 
-    def _next_to_stream(self, progress: LoadProgress) -> int | None:
+    def _next_needed(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
         while self._needed:
             unit = self._needed.pop()
             if progress.absent(unit):
                 return unit
+        return None
+
+    def _last_in_order(self, progress: LoadProgress) -> int | None:
         while self._back:
             self._back -= 1
             unit = self._units[self._back]
@@ -183,6 +188,11 @@ class Ferry:
     def _plan(self, progress: LoadProgress, facts: LoadFacts) -> None:
         """Estimate where the paths will meet, and find what units before that point need from behind it."""
         self._planned_exchange = self._exchange
+        planned, absent = self._expected(progress, facts)
+        self._needed = needed_streams(self._problem, planned, absent)[::-1].tolist()
+
+    def _expected(self, progress: LoadProgress, facts: LoadFacts) -> tuple[np.ndarray, np.ndarray]:
+        """The units that the processor is expected to take, and those that nothing has taken yet: masks [T, L, C]."""
         shape = self._problem.compute_s.shape
         absent = np.zeros(self._problem.units, dtype=bool)
         absent[progress.absent_units()] = True
@@ -194,8 +204,7 @@ class Ferry:
         meeting = int(np.searchsorted(self._arriving_bytes(work_s, facts) - behind_bytes, 0.0))
         planned = np.zeros(self._problem.units, dtype=bool)
         planned[left[:meeting]] = True
-        needed = needed_streams(self._problem, planned.reshape(shape), absent.reshape(shape))
-        self._needed = needed[::-1].tolist()
+        return planned.reshape(shape), absent.reshape(shape)
 
     def _arriving_bytes(self, work_s: np.ndarray, facts: LoadFacts) -> np.ndarray:
         """What the link is expected to have brought by when the processor has done so many nominal seconds."""

@@ -6,8 +6,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from kvferry.policies.loading.ferry import Ferry
+from kvferry.policies.loading.bound import column_labels
+from kvferry.policies.loading.ferry import Ferry, needed_streams
 from kvferry.policies.loading.loader import LoadFacts
+from kvferry.policies.loading.plan import computing_order, first_asked
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
 
@@ -19,8 +21,13 @@ _MEMORY_S = 0.5
 
 class Horizon(Ferry):
     """Rates are taken for an AR(1) process. The mean rate over a horizon H then has the variance of one rate times
-    2 x 0.5 s / H, where that is less. What the link will have brought is planned with as that mean less so many
-    `deviations`: a unit that is needed even then is needed in any case."""
+    2 x 0.5 s / H, where that is less. Of the variance the half below the mean counts: a link that gets faster brings
+    nothing too late.
+
+    The paths are expected to meet where they do at the mean. What the processor needs before that is streamed as late
+    as it would still come in time at the mean rate less so many `deviations`. Until then the link brings the end of the
+    order, which no later view of the link makes a mistake of: a link that fails has brought less in vain.
+    """
 
     def __init__(self, deviations: Annotated[float, Field(ge=0, le=10)] = 1.0) -> None:
         super().__init__()
@@ -29,26 +36,63 @@ class Horizon(Ferry):
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         self._variance = self._step_bytes = 0.0
         self._planned_s = self._step_s = facts.now_s
+        self._labels = column_labels(problem)
+        # When the link must begin to bring each of the needed units and all behind it, in their order.
+        self._latest_s: list[float] = []
         super().start(problem, facts)
 
     def _look(self, progress: LoadProgress, facts: LoadFacts) -> None:
         elapsed_s = facts.now_s - self._step_s
         if elapsed_s >= _STEP_S:
             seen_bytes_per_s = (progress.streamed_bytes - self._step_bytes) / elapsed_s
-            newest = 1 - exp(-elapsed_s / _MEMORY_S)
-            self._variance += newest * ((seen_bytes_per_s - self._bytes_per_s) ** 2 - self._variance)
+            newest, less = 1 - exp(-elapsed_s / _MEMORY_S), min(0.0, seen_bytes_per_s - self._bytes_per_s)
+            self._variance += newest * (less**2 - self._variance)
             self._step_s, self._step_bytes = facts.now_s, progress.streamed_bytes
         super()._look(progress, facts)
         if facts.now_s - self._planned_s >= _RECEDES_S:
             self._plan(progress, facts)
 
     def _plan(self, progress: LoadProgress, facts: LoadFacts) -> None:
-        self._planned_s = facts.now_s
-        super()._plan(progress, facts)
+        """Order what is needed by when it is asked for, each column from its top down, and find how long that can
+        wait."""
+        self._planned_s, self._planned_exchange = facts.now_s, self._exchange
+        planned, absent = self._expected(progress, facts)
+        needed = needed_streams(self._problem, planned, absent)
+        asked_s = self._asked_s(planned, absent & ~planned, progress, facts).ravel()[needed]
+        order = np.argsort(asked_s, kind="stable")
+        needed, asked_s = needed[order], asked_s[order]
+        takes_s = self._problem.stream_bytes.ravel()[needed] / self._surely_per_s(asked_s)
+        all_take_s = takes_s.cumsum()
+        latest_s = np.minimum.accumulate((asked_s - all_take_s)[::-1]) + (all_take_s - takes_s)[::-1]
+        self._needed, self._latest_s = needed[::-1].tolist(), (facts.now_s + latest_s).tolist()
+
+    def _asked_s(
+        self, planned: np.ndarray, streamed: np.ndarray, progress: LoadProgress, facts: LoadFacts
+    ) -> np.ndarray:
+        """In how long the processor first waits for one of the `streamed` units of each column [T, L, C]: it computes
+        those that are `planned`."""
+        begun_s = facts.starting_s * self._speed + progress.computing_s
+        order = computing_order(self._problem, planned, self._labels)
+        work_s = self._problem.compute_s.ravel()[order]
+        begins_s = np.full(planned.shape, np.inf)
+        begins_s.ravel()[order] = (begun_s + work_s.cumsum() - work_s) / self._speed
+        asked_s = np.where(streamed, first_asked(self._problem, begins_s, np.inf), np.inf)
+        return np.broadcast_to(asked_s.min(axis=1, keepdims=True), planned.shape)
+
+    def _surely_per_s(self, horizon_s: np.ndarray) -> np.ndarray:
+        """The mean rate over each horizon, less the deviations."""
+        share = np.sqrt(np.minimum(1.0, 2 * _MEMORY_S / np.maximum(horizon_s, 1e-6)))
+        return np.maximum(self._bytes_per_s - self._deviations * sqrt(self._variance) * share, self._least_bytes_per_s)
 
     def _arriving_bytes(self, work_s: np.ndarray, facts: LoadFacts) -> np.ndarray:
-        horizon_s = np.maximum(work_s / self._speed, 1e-6)
-        deviation = sqrt(self._variance) * np.sqrt(np.minimum(1.0, 2 * _MEMORY_S / horizon_s))
-        arriving = np.maximum(0.0, self._bytes_per_s - self._deviations * deviation) * horizon_s
-        brought: np.ndarray = np.maximum.accumulate(arriving)
-        return brought
+        return self._exchange * work_s
+
+    def _next_needed(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
+        # What would be due before the next plan is due now.
+        free_s = facts.now_s + _RECEDES_S + facts.rtt_s + progress.streaming_bytes / self._bytes_per_s
+        while self._needed and (free_s >= self._latest_s[-1] or not progress.absent(self._needed[-1])):
+            self._latest_s.pop()
+            unit = self._needed.pop()
+            if progress.absent(unit):
+                return unit
+        return None

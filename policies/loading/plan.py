@@ -139,22 +139,33 @@ def ordered_stage(
     labels = np.zeros(problem.compute_s.shape) if labels is None else labels
     sureness = labels if sureness is None else sureness
     t, l, c = np.indices(problem.compute_s.shape).reshape(3, -1)
+    compute = computing_order(problem, computed, labels)
+    turn = np.full(problem.compute_s.shape, problem.units)
+    turn.ravel()[compute] = np.arange(compute.size)
+    stream = np.lexsort((c, t, -l, -sureness.ravel(), first_asked(problem, turn, problem.units).ravel()))
+    stream = stream[streamed.ravel()[stream]]
+    return Stage(tuple(compute.tolist()), tuple(stream.tolist()))
+
+
+def computing_order(problem: LoadProblem, computed: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Returns the units of the mask `computed` [T, L, C], flat: the lowest labels first that their predecessors allow,
+    layer by layer where they are equal."""
+    t, l, c = np.indices(problem.compute_s.shape).reshape(3, -1)
     # A unit comes no sooner than the computed ones before it in t and l, which lead to it.
     held_back = np.where(computed, labels, 0.0)
     held_back = np.maximum.accumulate(np.maximum.accumulate(held_back, axis=0), axis=1)
     order = np.lexsort((c, t, l, held_back.ravel()))
-    compute = order[computed.ravel()[order]]
+    return order[computed.ravel()[order]]
 
-    turn = np.full(problem.compute_s.shape, problem.units)
-    turn.ravel()[compute] = np.arange(compute.size)
-    asked = np.full_like(turn, problem.units)
+
+def first_asked(problem: LoadProblem, when: np.ndarray, never: float) -> np.ndarray:
+    """Returns the earliest ``when`` [T, L, C] of the units that attend to each unit; `never`: none does."""
+    asked = np.full_like(when, never)
     for layer in range(problem.layers):
         attended = problem.attended_layer(layer)
         if attended is not None:
-            asked[:-1, attended] = np.minimum.accumulate(turn[:0:-1, layer])[::-1]
-    stream = np.lexsort((c, t, -l, -sureness.ravel(), asked.ravel()))
-    stream = stream[streamed.ravel()[stream]]
-    return Stage(tuple(compute.tolist()), tuple(stream.tolist()))
+            asked[:-1, attended] = np.minimum.accumulate(when[:0:-1, layer])[::-1]
+    return asked
 
 
 def by_storage(stage: Stage, read: np.ndarray) -> Stage:

@@ -3,7 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from tiny import TURNS as TINY
+from tiny import tiny
 
+from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.quality import is_unknown, lower_quality
 from kvferry.analysis.session_picture import session_picture
 from kvferry.analysis.sessions import mostly_by, mostly_from, session_metrics, turns_columns
@@ -108,3 +111,12 @@ def test_a_row_per_turn() -> None:
     columns = turns_columns(TURNS)
     assert columns["mostly_by"].to_pylist() == ["computing", "streaming", "computing"]
     assert columns["ttft_s"].to_pylist() == pytest.approx([4.0, 4.0, 1.0])
+
+
+def test_what_a_day_takes_of_the_battery() -> None:
+    """360 J in half a minute, of a battery of 1 Wh: a day of that is 288 times all that it holds."""
+    scenario = tiny(TINY, "device.battery={capacity_j: 1 Wh}")
+    found = metrics_for(scenario, replace(RUN, energy_j={"base": 360.0}))
+    assert found["day_energy_j"] == pytest.approx(360.0 * 2880)
+    assert found["battery_percent_per_day"] == pytest.approx(28800.0)
+    assert "battery_percent_per_day" not in metrics_for(tiny(TINY), replace(RUN, energy_j={"base": 360.0}))

@@ -91,7 +91,7 @@ def test_texts_have_lengths_and_no_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "what"),
     [
-        ((asked(0, 1100, 1, 0, 1),), ":1: 2 hash ids for 1,100 tokens, which are 3 blocks of 512"),
+        ((asked(0, 1100, 1, 0, 1),), ":1: 2 hash ids for 1,100 tokens; 3 would do, as a block has 512"),
         ((asked(0, 0, 1),), ":1: input_length of 0 tokens; a whole number from 1 on would do"),
         ((asked(0, 600, 0, 0, 1),), ":1: output_length of 0 tokens"),
         ((asked(9, 9, 1, 0), asked(5, 9, 1, 1)), ":2: timestamp 5 ms comes before that of the line before"),
@@ -99,6 +99,7 @@ def test_texts_have_lengths_and_no_times(tmp_path: Path) -> None:
             (asked(0, 1024, 1, 0, 1), asked(1, 1024, 1, 2, 1)),
             ":2: hash id 1 stands behind 2 here, and behind 0 in line 1",
         ),
+        ((asked(0, 1024, 1, 0, 0),), ":1: hash id 0 stands behind 0 here, and first in line 1"),
         ((asked(0, 9, 1, -4),), r":1: hash_ids \[-4\] is no list of whole numbers"),
         (
             ({"timestamp": "x", "input_length": 9, "output_length": 1, "hash_ids": [0]},),

@@ -46,8 +46,9 @@ class CloudOfTurns(CloudOfContexts):
         finds: bool,
     ) -> None:
         self._turns, self._document_of = turns, document_of
-        # By block: its name there, and its index.
-        self._names: dict[int, str] = {}
+        # By block: its number among all that lie here, and its index. By number: its name there.
+        self._numbers: dict[int, int] = {}
+        self._names: list[str] = []
         self._indexes: dict[int, Index] = {}
         super().__init__(scenario, codec_name, library, say, stack, lambda turn: document_of[turn], takes=takes)
         self._listed: frozenset[str] = frozenset()
@@ -80,7 +81,7 @@ class CloudOfTurns(CloudOfContexts):
     def found(self, names: Mapping[int, bytes]) -> list[int]:
         """Returns those of these blocks that lie here, which an earlier run may have sent."""
         for block, name in names.items():
-            stored = self._names[block] = self._name(name)
+            stored = self._numbered(block, name)
             if block not in self._indexes and stored in self._listed:
                 with suppress(LinkDown, InputError, DamagedStore):
                     index = self.client.index(stored, self._library.stored_model)
@@ -93,7 +94,7 @@ class CloudOfTurns(CloudOfContexts):
     def send(self, block: int, name: bytes, ids: Sequence[int], kv: torch.Tensor) -> LinkDown | None:
         """Encodes KV [layers, 2, heads, tokens, head_dim] of a block and has it kept here. Returns why it could not
         be."""
-        stored = self._names[block] = self._name(name)
+        stored = self._numbered(block, name)
         try:
             with tempfile.TemporaryDirectory(prefix="kvferry-sent-") as folder:
                 self._indexes[block] = self._put(stored, Path(folder) / "block.kvs", ids, kv)
@@ -129,14 +130,14 @@ class CloudOfTurns(CloudOfContexts):
                 part = Chunks(chunks.sequence, tuple(ids), chunks.n_bytes, chunks.level)
             else:
                 # Behind those of turns come sequences of blocks.
-                block = len(self._turns) + [*self._names].index(blocks[n])
+                block = len(self._turns) + self._numbers[blocks[n]]
                 part = Chunks(block, tuple(one - n * each for one in ids), chunks.n_bytes, chunks.level)
             parts.append(self._behind.fetch(part, request, moving))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _name_of(self, sequence: int) -> str:
         behind = sequence - len(self._turns)
-        return super()._name_of(sequence) if behind < 0 else [*self._names.values()][behind]
+        return super()._name_of(sequence) if behind < 0 else self._names[behind]
 
     def _tokens_of(self, sequence: int) -> Sequence[int]:
         return [self._turns.block] * len(self._turns.numbered[sequence].blocks)
@@ -155,6 +156,12 @@ class CloudOfTurns(CloudOfContexts):
     @cached_property
     def _entropy_coded(self) -> bool:
         return bool(pick("codec", CODECS, self._codec_name)(np.ones((1, 1, 1)), 1).entropy_coded)
+
+    def _numbered(self, block: int, of_tokens: bytes) -> str:
+        """Gives a block its number and returns its name, which its tokens say."""
+        number, stored = self._numbers.setdefault(block, len(self._names)), self._name(of_tokens)
+        self._names[number : number + 1] = [stored]
+        return stored
 
     def _name(self, of_tokens: bytes) -> str:
         """The name of a block's store: the same for the same model, tokens, block and codec."""

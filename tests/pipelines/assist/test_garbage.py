@@ -2,6 +2,7 @@
 
 import gc
 
+from kvferry.backends.sim.seldom_collected import SELDOM_COLLECTED
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 
@@ -27,4 +28,16 @@ def test_the_interpreter_looks_for_cycles_as_before_behind_a_run() -> None:
         lambda done, of: within.append(gc.get_threshold()),
     )
     assert within and within[0][2] > before[2]
+    assert gc.get_threshold() == before
+
+
+def test_worlds_inside_one_another_set_it_back_whichever_ends_first() -> None:
+    before = gc.get_threshold()
+    SELDOM_COLLECTED.__enter__()
+    within = gc.get_threshold()
+    SELDOM_COLLECTED.__enter__()
+    assert gc.get_threshold() == within  # and no factor of a factor
+    SELDOM_COLLECTED.__exit__()
+    assert gc.get_threshold() == within
+    SELDOM_COLLECTED.__exit__()
     assert gc.get_threshold() == before
