@@ -19,7 +19,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -32,6 +32,8 @@ from kvferry.system.child_process import sheltered
 # No piece takes longer, even on a slow phone: a worker that is silent for this long hangs. Where others keep the
 # processor busy, it has a part of it, and that many times longer.
 SILENCE_S = 60.0
+# Spawned, not forked: the parent has threads, perhaps a GPU context, and files that a child must not inherit.
+START: Literal["spawn", "forkserver"] = "spawn"
 
 
 def patience_s() -> float:
@@ -162,10 +164,9 @@ class _Worker:
         self._source = self._target = None
 
     def _start(self) -> None:
-        # Spawned, not forked: the parent has threads, perhaps a GPU context, and files that a child must not inherit.
-        spawn = multiprocessing.get_context("spawn")
-        self._connection, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_work, args=(theirs,), name="kvferry-codec", daemon=True)
+        context = multiprocessing.get_context(START)
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs,), name="kvferry-codec", daemon=True)
         with sheltered():
             # In a block of its own and first: starting the resource tracker lets Ctrl-C through again.
             resource_tracker.ensure_running()

@@ -438,6 +438,7 @@ def test_shared_memory_that_is_not_to_be_had_is_reported_and_the_pool_goes_on() 
         assert len(pool.encode("fp16", many, many).result()) > 2 * many.size
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_a_closed_pool_leaves_nothing_behind() -> None:
     pool = CodecPool(1)
     pool.decode([encode("fp16", *chunk(4, 4))]).result()
