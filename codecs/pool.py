@@ -17,9 +17,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.shared_memory import SharedMemory
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -33,7 +34,7 @@ from kvferry.system.child_process import sheltered
 # processor busy, it has a part of it, and that many times longer.
 SILENCE_S = 60.0
 # Spawned, not forked: the parent has threads, perhaps a GPU context, and files that a child must not inherit.
-START: Literal["spawn", "forkserver"] = "spawn"
+CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 
 
 def patience_s() -> float:
@@ -164,9 +165,8 @@ class _Worker:
         self._source = self._target = None
 
     def _start(self) -> None:
-        context = multiprocessing.get_context(START)
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs,), name="kvferry-codec", daemon=True)
+        self._connection, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_work, args=(theirs,), name="kvferry-codec", daemon=True)
         with sheltered():
             # In a block of its own and first: starting the resource tracker lets Ctrl-C through again.
             resource_tracker.ensure_running()

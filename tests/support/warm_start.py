@@ -82,10 +82,10 @@ os.register_at_fork(after_in_child=lambda: end())
 def begin() -> None:
     """From now on this process starts servers and codec workers so; what is forked from it does not."""
     child_server.subprocess = _Warm  # type: ignore[misc, assignment]
-    pool.START = "forkserver"
+    pool.CONTEXT = _CONTEXT
 
 
 def end() -> None:
     """From now on each is a new Python."""
     child_server.subprocess = subprocess  # type: ignore[misc]
-    pool.START = "spawn"
+    pool.CONTEXT = multiprocessing.get_context("spawn")
