@@ -399,6 +399,7 @@ def test_a_killed_worker_is_replaced_and_its_piece_done_again(pool: CodecPool) -
     assert not set(before) & set(pool.process_ids)
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_a_piece_that_kills_every_worker_ends_with_a_clear_error() -> None:
     with CodecPool(1) as pool:
         pool.decode([encode("fp16", *chunk(4, 4))]).result()
