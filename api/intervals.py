@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvferry.analysis.interval_columns import IntervalsOf
 from kvferry.analysis.intervals import Effect, effect_of_choices, effect_of_errors, effect_of_number
 from kvferry.analysis.metrics import metrics_for
-from kvferry.analysis.repeats import Metrics, Range
+from kvferry.analysis.repeats import Range
 from kvferry.analysis.reproduction.left_out import LEVEL, By, Spread, known_spread
 from kvferry.analysis.reproduction.storage_errors import storage_spread
 from kvferry.analysis.run_errors import STUDY, run_errors
 from kvferry.analysis.sureness import ON_CPU, RUNTIME, STORAGE, Sureness
 from kvferry.api.repeats import Watch, unwatched
+from kvferry.api.reruns import Reruns
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.runtimes import others, runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.policies.engine_memory import offload_of
-from kvferry.policies.offload import Offload
 from kvferry.scenarios.prototypes import by_data_sheet
 from kvferry.sim.costs.bound_by import bound_by
 from kvferry.sim.slowed import slowed, with_slowed_storage
 from kvferry.specs.offload import CPU
 from kvferry.specs.scenario import Scenario
 
-if TYPE_CHECKING:
-    from kvferry.pipelines.decoding.elsewhere import Elsewhere
-
 _OF_DECODING = {"tpot_s", "tpot_p50_s", "tpot_p95_s", "tpot_p99_s", "decode_tokens_per_s", "block_s"}
-# Tokens that are decoded on a runtime with which a system plans otherwise; the first half of them warms up.
-_FEW_TOKENS = 16
-# Tokens that are decoded where requests decode together with all KV in memory.
-_FIRST_TOKENS = 4
 # The share of a token's time that may lie in what nothing is known of.
 MOST_UNKNOWN = 0.5
 # The rate that the scenario measures.
@@ -48,7 +39,7 @@ def sureness_of(scenario: Scenario, run: Run, watch: Watch) -> Sureness | None:
     figures come to. None for a real run, and one that did not finish. Raises KeyboardInterrupt."""
     if scenario.backend != "sim" or run.outcome != "done":
         return None
-    return _Again(scenario, run, watch).sureness()
+    return _Causes(scenario, run, watch).sureness()
 
 
 def intervals_at(scenario: Scenario, run: Run) -> Mapping[str, Range]:
@@ -70,12 +61,12 @@ INTERVALS: Mapping[bool | None, IntervalsOf | None] = {
 }
 
 
-class _Again:
-    """The runs besides a run, one or two for each thing that is not known exactly."""
+class _Causes:
+    """What is not known exactly of a run, thing by thing, each by one or two runs besides it."""
 
     def __init__(self, scenario: Scenario, run: Run, watch: Watch) -> None:
-        self._scenario, self._watch = scenario, watch
-        self._own, self._before = metrics_for(scenario, run), run
+        self._scenario, self._reruns = scenario, Reruns(scenario, run, watch)
+        self._own = metrics_for(scenario, run)
         self._effects: list[Effect] = []
         self._evidence: dict[str, Any] = {"level": LEVEL}
         self._not_known: dict[str, str] = {}
@@ -99,7 +90,11 @@ class _Again:
         if kind == "decode" or (kind == "session" and self._reads):
             if "runs" not in self._evidence and self._own.get("read_bytes"):
                 self._storage()
-            if "runs" not in self._evidence and self._offload is not None and self._offload.spec.to == "host":
+            if (
+                "runs" not in self._evidence
+                and self._reruns.offload is not None
+                and self._reruns.offload.spec.to == "host"
+            ):
                 self._path("copies of weights", "errors of the copy path's rate are not known")
         return Sureness(self._own, tuple(self._effects), {**self._evidence, "not_known": self._not_known})
 
@@ -125,7 +120,7 @@ class _Again:
         spread = self._spread("energy", "power")
         if spread is None:
             return
-        if self._scenario.workload.kind != "decode" or self._own.get("read_bytes") or self._offload is not None:
+        if self._scenario.workload.kind != "decode" or self._own.get("read_bytes") or self._reruns.offload is not None:
             self._not_known["energy"] = "power was measured of decoding from memory alone"
         else:
             self._effects.append(effect_of_errors("power", dict.fromkeys(_ENERGY, spread.half_width)))
@@ -162,15 +157,10 @@ class _Again:
         spread = self._spread("decoding", bound)
         if spread is not None:
             self._add("decoding", spread, self._speaks_of)
-        if self._offload is not None and self._offload.spec.to == "cpu":
+        if self._reruns.offload is not None and self._reruns.offload.spec.to == "cpu":
             spread = self._spread(ON_CPU, "reading", CPU)
             if spread is not None:
                 self._add(ON_CPU, spread, self._speaks_of, CPU)
-
-    @cached_property
-    def _offload(self) -> Offload | None:
-        offload = offload_of(self._scenario)
-        return offload if offload is not None and offload.layers else None
 
     def _spread(self, what: str, bound: By, processor: str | None = None) -> Spread | None:
         device = self._scenario.device
@@ -202,7 +192,7 @@ class _Again:
         """Carries the run out at both ends of what is known of something, which `slower` makes take so many times as
         long."""
         factor = spread.factor
-        less, more = (self._run(slower(by), what) for by in (1 / factor, factor))
+        less, more = (self._reruns.figures(slower(by), what) for by in (1 / factor, factor))
         if less is not None and more is not None:
             effect = effect_of_number(what, self._own, less, more, spread.half_width, speaks_of)
             self._effects.append(effect)
@@ -216,7 +206,7 @@ class _Again:
         found = {}
         for other in others(self._scenario):
             assert other.runtime is not None
-            there = self._run(other, f"runtime {other.runtime.name}")
+            there = self._reruns.figures(other, f"runtime {other.runtime.name}")
             if there is not None:
                 found[other.runtime.name] = there
         runtime = runtime_of(self._scenario)
@@ -238,61 +228,6 @@ class _Again:
             for part in ("power", "prefill", "decoding", ON_CPU, STORAGE, RUNTIME):
                 self._evidence.pop(part, None)
 
-    def _run(self, scenario: Scenario, what: str) -> Metrics | None:
-        """The figures of a run that finishes. One that decoded from KV elsewhere is only priced again where that will
-        do; else a few tokens say what the others take."""
-        from kvferry.pipelines.decoding.sizing import NoRoom
-        from kvferry.pipelines.run import run_whole
-
-        if self._elsewhere is not None:
-            found = self._elsewhere.run(scenario)
-            if found is not None:
-                return metrics_for(scenario, found)
-            scenario = _of_few_tokens(scenario)
-        elif self._first_will_do:
-            scenario = self._of_first_tokens(scenario)
-        with self._watch(f"{scenario.name}: {scenario.system}, how sure: {what}") as progress:
-            try:
-                run = run_whole(scenario, progress)
-            except NoRoom:
-                # What just holds a selection on one runtime may hold none on another.
-                return None
-        if run.outcome != "done":
-            return None
-        if self._first_will_do:
-            from kvferry.pipelines.decoding.elsewhere import as_first_tokens
-
-            return metrics_for(self._scenario, as_first_tokens(self._before, run))
-        return metrics_for(scenario, run)
-
-    @cached_property
-    def _elsewhere(self) -> Elsewhere | None:
-        """The run on other devices; None where all KV was in memory."""
-        if self._before.decoded is None or self._before.decoded.noted is None:
-            return None
-        from kvferry.pipelines.decoding.elsewhere import Elsewhere
-
-        return Elsewhere(self._scenario, self._before)
-
-    @cached_property
-    def _first_will_do(self) -> bool:
-        """Whether the first tokens with weights elsewhere stand for all, as nothing but the context grows."""
-        scenario = self._scenario
-        if scenario.workload.kind != "decode" or self._offload is None or scenario.decode.workload.lengths is not None:
-            return False
-        from kvferry.pipelines.decoding.elsewhere import together
-
-        grows_alone = scenario.device.heat is None and scenario.load is None
-        return grows_alone and together(self._before) and scenario.decode.workload.output > _FIRST_TOKENS
-
-    def _of_first_tokens(self, scenario: Scenario) -> Scenario:
-        """Returns the scenario with fewer tokens, and as many layers elsewhere as with all."""
-        assert self._offload is not None
-        offload = self._offload.spec.model_copy(update={"layers": self._offload.layers})
-        workload = scenario.decode.workload.model_copy(update={"output": _FIRST_TOKENS})
-        budget = scenario.decode.budget.model_copy(update={"offload": offload})
-        return scenario.model_copy(update={"workload": workload, "budget": budget})
-
     def _of_decoding(self, key: str) -> bool:
         return key in _OF_DECODING or (key in _OF_RATE and self._scenario.measure == "decode")
 
@@ -303,13 +238,6 @@ class _Again:
     def _speaks_of(self, key: str) -> bool:
         """Whether all is known that a figure which decoding has a part in rests on."""
         return self._of_decoding(key) or ("prefill" in self._evidence and self._of_whole(key))
-
-
-def _of_few_tokens(scenario: Scenario) -> Scenario:
-    """Returns the scenario with fewer tokens that are decoded: what the rest take follows from these."""
-    workload = scenario.decode.workload
-    decoded = min(_FEW_TOKENS, workload.decoded or workload.output)
-    return scenario.model_copy(update={"workload": workload.model_copy(update={"decoded": decoded})})
 
 
 def _is_time_or_rate(key: str) -> bool:

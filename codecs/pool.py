@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.shared_memory import SharedMemory
 from types import ModuleType
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ from kvferry.system.child_process import sheltered
 # No piece takes longer, even on a slow phone: a worker that is silent for this long hangs. Where others keep the
 # processor busy, it has a part of it, and that many times longer.
 SILENCE_S = 60.0
+# Spawned, not forked: the parent has threads, perhaps a GPU context, and files that a child must not inherit.
+CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 
 
 def patience_s() -> float:
@@ -162,10 +165,8 @@ class _Worker:
         self._source = self._target = None
 
     def _start(self) -> None:
-        # Spawned, not forked: the parent has threads, perhaps a GPU context, and files that a child must not inherit.
-        spawn = multiprocessing.get_context("spawn")
-        self._connection, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_work, args=(theirs,), name="kvferry-codec", daemon=True)
+        self._connection, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_work, args=(theirs,), name="kvferry-codec", daemon=True)
         with sheltered():
             # In a block of its own and first: starting the resource tracker lets Ctrl-C through again.
             resource_tracker.ensure_running()

@@ -3,22 +3,20 @@
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from kvferry.disk import log_frames
 from kvferry.disk.block_sums import row_sums
 from kvferry.disk.kv_log import last_block, log_of
-from kvferry.disk.kv_record import HEADER, PROMPTS, STEP, KvHeader, KvRecord
-from kvferry.disk.log_frames import Frame
 from kvferry.disk.opened_file import BLOCK_BYTES
+from kvferry.disk.replayed_log import ReplayedLog
 from kvferry.specs.errors import InputError
 
-# No header is longer, and entries are compared in portions of this many bytes.
-_MOST_HEADER_BYTES = 1 << 16
+# Entries are compared in portions of this many bytes.
 _PORTION_BYTES = 16 << 20
 
 
@@ -43,17 +41,16 @@ class KvFile:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.log_path = log_of(self.path)
-        if self.path.is_file() and not self.log_path.exists():
-            what = f"there is no such file; {self.path.name} is what live.kv_file names, if a run has written both"
-            raise InputError(f"{self.log_path}: {what}")
-        with _opened(self.path) as file, _opened(self.log_path) as log:
+        with self._both() as (file, log):
             try:
                 fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
                 raise InputError(f"{self.log_path}: a run is still writing it") from None
             self.file_bytes, self.log_bytes = (os.fstat(one.fileno()).st_size for one in (file, log))
             try:
-                self._replay(log)
+                said = self._log = ReplayedLog(self.log_path, log, self.log_bytes)
+                self.header, self.step, self.tokens = said.header, said.step, said.tokens
+                self.dropped_bytes = said.dropped_bytes
                 self._check_identity(file)
                 self._check_places()
                 self._check_prompts(file)
@@ -65,8 +62,8 @@ class KvFile:
     def clusters(self, layer: int, row: int) -> dict[int, np.ndarray]:
         """By number, the tokens of each cluster of a row, in their order."""
         at = layer * self.header.layer_rows + row
-        tokens = np.lexsort((self._order[at], self._cluster[at]))
-        numbers = self._cluster[at, tokens]
+        tokens = np.lexsort((self._log.order[at], self._log.cluster[at]))
+        numbers = self._log.cluster[at, tokens]
         tokens, numbers = tokens[numbers >= 0], numbers[numbers >= 0]
         starts = np.flatnonzero(np.diff(numbers, prepend=-1))
         parts = np.split(tokens, starts[1:]) if len(starts) else []
@@ -78,18 +75,15 @@ class KvFile:
         at = layer * header.layer_rows + row
         shape = len(tokens), 2, header.row_heads, header.head_dim
         numbers = _as_float32(self.raw(layer, row), header.dtype).reshape(shape)
-        return KvEntries(tokens, self._cluster[at].astype(np.int64), numbers[:, 0], numbers[:, 1])
+        return KvEntries(tokens, self._log.cluster[at].astype(np.int64), numbers[:, 0], numbers[:, 1])
 
     def raw(self, layer: int, row: int) -> np.ndarray:
         """uint8[tokens, entry_bytes]: the same as the model has them."""
         at, found = layer * self.header.layer_rows + row, np.empty((self.tokens, self.header.entry_bytes), np.uint8)
-        logged = self._held[at] >= 0
-        if self.path.is_file() and not self.log_path.exists():
-            what = f"there is no such file; {self.path.name} is what live.kv_file names, if a run has written both"
-            raise InputError(f"{self.log_path}: {what}")
-        with _opened(self.path) as file, _opened(self.log_path) as log:
-            found[logged] = self._read(log, self._held[at, logged])
-            found[~logged] = self._read(file, self._placed[at, ~logged])
+        logged = self._log.held[at] >= 0
+        with self._both() as (file, log):
+            found[logged] = self._read(log, self._log.held[at, logged])
+            found[~logged] = self._read(file, self._log.placed[at, ~logged])
         self._check_sums(at, ~logged, found[~logged])
         return found
 
@@ -97,7 +91,7 @@ class KvFile:
         """What it holds, over all layers and rows. ``entries_in_place``: the file has them where the log says;
         ``entries_behind``: it has not, as the step's writes had not ended; ``entries_in_memory``: they had no
         place in it yet. The log has all of the latter two."""
-        placed, held = self._placed >= 0, self._held >= 0
+        placed, held = self._log.placed >= 0, self._log.held >= 0
         behind = int((placed & held).sum()) - self._equal()
         return {
             "model": self.header.model,
@@ -109,100 +103,25 @@ class KvFile:
             "context_tokens": self.header.context,
             "step": self.step,
             "tokens": self.tokens,
-            "clusters": sum(len(np.unique(of[of >= 0])) for of in self._cluster),
+            "clusters": sum(len(np.unique(of[of >= 0])) for of in self._log.cluster),
             "entries": placed.size,
             "entries_in_place": int(placed.sum()) - behind,
             "entries_behind": behind,
             "entries_in_memory": int((~placed).sum()),
-            "entries_in_no_cluster": int((self._cluster < 0).sum()) if self.header.clusters else 0,
+            "entries_in_no_cluster": int((self._log.cluster < 0).sum()) if self.header.clusters else 0,
             "file_bytes": self.file_bytes,
             "log_bytes": self.log_bytes,
             "dropped_bytes": self.dropped_bytes,
         }
 
-    # --- the log ---------------------------------------------------------------------------------------------------
-
-    def _replay(self, log: BinaryIO) -> None:
-        found = log_frames.frames(log, self.log_path)
-        self.header = self._header(log, next(found, None))
-        prompts, steps = self._told(found)
-        last = (prompts + steps)[-1]
-        self.dropped_bytes = self.log_bytes - last.offset - last.n_bytes
-        self.step, self.tokens = len(steps), self.header.context + len(steps)
-        shape = self.header.rows, self.tokens
-        self._cluster, self._order = np.full(shape, -1, np.int32), np.zeros(shape, np.int64)
-        # Where each entry lies in the file, and in the log; -1: it does not.
-        self._placed, self._held = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-        self._sums = np.zeros((self.header.rows, self.header.context), np.uint64)
-        self._told_members = 0
-        for n, frame in enumerate(prompts):
-            self._take(self._record(log, frame), frame, n, self.header.context)
-        for n, frame in enumerate(steps):
-            self._take(self._record(log, frame), frame, self.header.context + n, self.header.context + n + 1)
-
-    def _header(self, log: BinaryIO, frame: Frame | None) -> KvHeader:
-        if frame is None:
-            raise InputError(f"{self.log_path}: has no header: the run was ended before it wrote anything")
-        try:
-            if frame.kind != HEADER or frame.n_bytes > _MOST_HEADER_BYTES:
-                raise ValueError("it does not begin with a header")
-            return KvHeader.unpacked(log_frames.content_of(log, self.log_path, frame))
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{self.log_path}: not the log of a KV file: {error}") from None
-
-    def _told(self, found: Iterator[Frame]) -> tuple[list[Frame], list[Frame]]:
-        """The frames of the prompts' layers, and of steps. Their sizes bound what the header may claim."""
-        header, prompts, steps = self.header, list[Frame](), list[Frame]()
-        for frame in found:
-            if frame.kind not in (PROMPTS, STEP) or (frame.kind == PROMPTS) != (len(prompts) < header.layers):
-                raise self._not_a_log(frame, "is not what comes next")
-            each = 24 if frame.kind == PROMPTS else 8 + header.entry_bytes
-            least = each * (header.layer_rows * header.context if frame.kind == PROMPTS else header.rows)
-            if frame.n_bytes < least:
-                raise self._not_a_log(frame, f"has {frame.n_bytes:,} bytes, at least {least:,} are its entries'")
-            (prompts if frame.kind == PROMPTS else steps).append(frame)
-        if len(prompts) < header.layers:
-            what = f"{len(prompts)} of {header.layers} layers of the prompts"
-            raise InputError(f"{self.log_path}: no step was finished: it has {what}")
-        return prompts, steps
-
-    def _record(self, log: BinaryIO, frame: Frame) -> KvRecord:
-        try:
-            return KvRecord.unpacked(log_frames.content_of(log, self.log_path, frame), self.header.entry_bytes)
-        except ValueError as error:
-            raise self._not_a_log(frame, str(error)) from None
-
-    def _take(self, record: KvRecord, frame: Frame, number: int, tokens: int) -> None:
-        """What a record says, of `tokens` tokens of each row that there are."""
-        header = self.header
-        last = header.data_bytes - header.entry_bytes
-        rows, layer = (0, header.rows), None
-        if frame.kind == PROMPTS:
-            layer = number
-            rows = layer * header.layer_rows, (layer + 1) * header.layer_rows
-        columns = (record.members[:, :2], record.placed, record.held)
-        inside = all(_within(of[:, 0], *rows) and _within(of[:, 1], 0, tokens) for of in columns)
-        if record.number != number or not inside:
-            raise self._not_a_log(frame, f"is not that of number {number}")
-        if not (_within(record.offsets, 0, last + 1) and _within(record.members[:, 2], 0, 1 << 31)):
-            raise self._not_a_log(frame, "names places outside of the file")
-        if (layer is not None) != bool(len(record.sums)):
-            raise self._not_a_log(frame, "has sums of other entries than the prompts'")
-        (of_members, members), (of_placed, placed), (of_held, held) = (of.T for of in columns)
-        self._cluster[of_members, members] = record.members[:, 2]
-        self._order[of_members, members] = self._told_members + np.arange(len(members))
-        self._told_members += len(members)
-        self._placed[of_placed, placed] = record.offsets
-        if layer is not None:
-            self._sums[of_placed, placed] = record.sums
-        begin = frame.offset + frame.n_bytes - record.entries.size
-        self._held[of_held, held] = begin + np.arange(len(held)) * header.entry_bytes
-        new = slice(*rows), slice(0, tokens) if layer is not None else slice(tokens - 1, tokens)
-        if ((self._placed if layer is not None else self._held)[new] < 0).any():
-            raise self._not_a_log(frame, "lacks entries")
-
-    def _not_a_log(self, frame: Frame, why: str) -> InputError:
-        return InputError(f"{self.log_path}: the record at byte {frame.offset} {why}")
+    @contextmanager
+    def _both(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+        """The file and its log."""
+        if self.path.is_file() and not self.log_path.exists():
+            what = f"there is no such file; {self.path.name} is what live.kv_file names, if a run has written both"
+            raise InputError(f"{self.log_path}: {what}")
+        with _opened(self.path) as file, _opened(self.log_path) as log:
+            yield file, log
 
     # --- the file --------------------------------------------------------------------------------------------------
 
@@ -216,7 +135,7 @@ class KvFile:
 
     def _check_places(self) -> None:
         """No two entries share bytes of the file."""
-        at = np.sort(self._placed[self._placed >= 0])
+        at = np.sort(self._log.placed[self._log.placed >= 0])
         if (np.diff(at) < self.header.entry_bytes).any():
             where = int(at[int((np.diff(at) < self.header.entry_bytes).argmax())])
             raise InputError(f"{self.log_path}: two entries lie at byte {where} of {self.path}")
@@ -224,12 +143,12 @@ class KvFile:
     def _check_prompts(self, file: BinaryIO) -> None:
         """What only the file has is what was written there."""
         for row in range(self.header.rows):
-            absent = self._held[row] < 0
-            self._check_sums(row, absent, self._read(file, self._placed[row, absent]))
+            absent = self._log.held[row] < 0
+            self._check_sums(row, absent, self._read(file, self._log.placed[row, absent]))
 
     def _check_sums(self, row: int, which: np.ndarray, found: np.ndarray) -> None:
         tokens = np.flatnonzero(which)
-        other = tokens[row_sums(found) != self._sums[row, tokens]]
+        other = tokens[row_sums(found) != self._log.sums[row, tokens]]
         if not len(other):
             return
         layer, of_layer = divmod(row, self.header.layer_rows)
@@ -241,14 +160,11 @@ class KvFile:
     def _equal(self) -> int:
         """Entries that both have, and are the same."""
         found, portion = 0, max(1, _PORTION_BYTES // self.header.entry_bytes)
-        both = np.flatnonzero((self._placed >= 0) & (self._held >= 0))
-        if self.path.is_file() and not self.log_path.exists():
-            what = f"there is no such file; {self.path.name} is what live.kv_file names, if a run has written both"
-            raise InputError(f"{self.log_path}: {what}")
-        with _opened(self.path) as file, _opened(self.log_path) as log:
+        both = np.flatnonzero((self._log.placed >= 0) & (self._log.held >= 0))
+        with self._both() as (file, log):
             for begin in range(0, len(both), portion):
                 which = both[begin : begin + portion]
-                parts = self._read(file, self._placed.flat[which]), self._read(log, self._held.flat[which])
+                parts = self._read(file, self._log.placed.flat[which]), self._read(log, self._log.held.flat[which])
                 found += int((parts[0] == parts[1]).all(axis=1).sum())
         return found
 
@@ -273,10 +189,6 @@ def _opened(path: Path) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _within(values: np.ndarray, begin: int, end: int) -> bool:
-    return not len(values) or (int(values.min()) >= begin and int(values.max()) < end)
 
 
 def _as_float32(raw: np.ndarray, dtype: str) -> np.ndarray:

@@ -23,6 +23,10 @@ from kvferry.pipelines.plugins import drop, used
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import warm_start
+
+warm_start.begin()
+
 # How long an example takes is no property: machines are busy at times. `make test-all` looks at more examples.
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=150)
@@ -60,6 +64,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The empty folder in which a test runs."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def cold_start() -> Iterator[None]:
+    """Servers and codec workers that a test starts are a new Python each, as users have them."""
+    warm_start.end()
+    yield
+    warm_start.begin()
 
 
 @pytest.fixture

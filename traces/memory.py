@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import combinations
 from statistics import NormalDist
 
@@ -71,12 +72,19 @@ def seen_correlations(correlations: Callable[[np.ndarray], np.ndarray], lags: np
     The mean of the samples varies by v, the mean correlation of all pairs: of c they show (c - v) / (1 - v), and the
     less of it, the fewer pairs a lag leaves.
     """
-    nodes = np.unique(np.geomspace(1, samples, _NODES).round().astype(int))
-    pairs = (1 - nodes / samples) * correlations(nodes)
+    nodes, left, apart = _nodes(samples)
+    pairs = left * correlations(nodes)
     # A sum over whole numbers is the integral and half of either end.
-    total = float(np.sum((pairs[1:] + pairs[:-1]) / 2 * np.diff(nodes))) + (pairs[0] + pairs[-1]) / 2
+    total = float(np.sum((pairs[1:] + pairs[:-1]) / 2 * apart)) + (pairs[0] + pairs[-1]) / 2
     common = (1 + 2 * total) / samples
     return (1 - lags / samples) * (correlations(lags) - common) / (1 - common)
+
+
+@lru_cache
+def _nodes(samples: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lags at which an integral over all of them is taken, the share of pairs that each leaves, and their distances."""
+    nodes = np.unique(np.geomspace(1, samples, _NODES).round().astype(int))
+    return nodes, 1 - nodes / samples, np.diff(nodes)
 
 
 def rate_correlations(ascending: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

@@ -1,4 +1,4 @@
-"""Known figures of how good a selection is, for a way of decoding as a system composes it."""
+"""Quality of selections: figures known of a way of decoding as a system composes it; recall where keys are known."""
 
 import math
 from dataclasses import fields, is_dataclass
@@ -9,12 +9,15 @@ from kvferry.pipelines.decoding.systems import ROLES, DecodeSystem
 from kvferry.policies.decode.attention_mass import AttentionMass, attention_mass
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.selector import Window
+from kvferry.policies.decode.upkeep import Ahead, Recalls
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import PolicySpec, Scenario
 
 # The most that keys were compressed where a selector was measured (studies/attention_mass.py): by narrower ones it
 # chooses worse. KVSwap's 8 of the bundled model, whose keys are narrow, stands for its 32 of wide ones.
 _MOST_COMPRESSION = {"low-rank-keys": 32.0, "partial-keys": 4.0, "principal-keys": 4.0}
+# Steps at which keys are asked: what queries want most takes a look at every key.
+_ASKED = 16
 
 
 def attention_mass_of(
@@ -70,3 +73,23 @@ def attending_to(scenario: Scenario, system: DecodeSystem, tokens: int) -> Scena
     others = {name: of for name, of in scenario.system_policies.items() if name != scenario.system}
     policies = {role: PolicySpec.model_validate(value) for role, value in values.items()}
     return scenario.model_copy(update={"policies": policies, "system_policies": others})
+
+
+class SampledRecall:
+    """Asks keys at some steps, evenly over ``steps``, how much of what their queries want most was chosen."""
+
+    def __init__(self, plan: DecodePlan, steps: int) -> None:
+        self._selector, self._every = plan.roles.selector, max(1, (steps - 1) // _ASKED)
+        self._found: list[float] = []
+
+    def at(self, tokens: int, stored_tokens: int, keys: Ahead | None) -> None:
+        """Looks whether to ask, once the token of this number has been decoded; the first one comes from prefill."""
+        if isinstance(keys, Recalls) and tokens > 1 and (tokens - 1) % self._every == 0:
+            found = keys.recall(self._selector.wanted_tokens(stored_tokens))
+            if found is not None:
+                self._found.append(found[0])
+
+    @property
+    def mean(self) -> float | None:
+        """Returns the mean over the steps; None: nothing is known of any."""
+        return sum(self._found) / len(self._found) if self._found else None

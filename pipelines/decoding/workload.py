@@ -31,8 +31,7 @@ from kvferry.pipelines.decoding.passage import Passage
 from kvferry.pipelines.decoding.paying import with_paying_slots, with_read_ahead
 from kvferry.pipelines.decoding.peak import Peak
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.decoding.quality import attention_mass_in
-from kvferry.pipelines.decoding.recall import SampledRecall
+from kvferry.pipelines.decoding.quality import SampledRecall, attention_mass_in
 from kvferry.pipelines.decoding.runtimes import runtime_spec
 from kvferry.pipelines.decoding.sizing import NoRoom, plan_of
 from kvferry.pipelines.decoding.spread import Spread, Told, Window, tokens_of, windows_of

@@ -11,6 +11,7 @@ from tiny import DECODING, LOADING, changed
 
 import kvferry.api.intervals as api
 from kvferry.analysis.reproduction.left_out import Spread
+from kvferry.api import reruns
 from kvferry.api.comparison import compare
 from kvferry.api.result import Result, run
 from kvferry.pipelines import run as pipelines
@@ -295,7 +296,7 @@ def test_weights_elsewhere_are_run_for_a_few_tokens_at_each_end(monkeypatch: pyt
     # Fewer tokens would leave room for more layers.
     offload = offload_of(scenario)
     assert offload is not None and {spec.layers for _, spec in ran} == {offload.layers}
-    monkeypatch.setattr(api, "_FIRST_TOKENS", 1000)
+    monkeypatch.setattr(reruns, "_FIRST_TOKENS", 1000)
     theirs = api.intervals_at(scenario, before)
     assert [output for output, _ in ran[6:]] == 6 * [64]
     assert ours.keys() == theirs.keys()

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-# Calls the command with each of some lists of arguments, one after the other, and says what is imported behind each.
+# Calls the command with each of some lists of arguments, one after the other; says what is imported behind each, and
+# what it had to say.
 PROGRAM = """\
 import contextlib, io, json, sys
 from kvferry.cli.main import main
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["kvferry", *arguments]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
         with contextlib.suppress(SystemExit):
             main()
-    sys.__stdout__.write(json.dumps(sorted(sys.modules)) + "\\n")
+    sys.__stdout__.write(json.dumps([sorted(sys.modules), said.getvalue()]) + "\\n")
 """
 ASSIST_AND_DECODING = {
     "kvferry.pipelines.assist",
@@ -46,15 +47,15 @@ OTHER = {
 }
 
 
-def imported(*commands: list[str]) -> list[set[str]]:
+def imported(*commands: list[str]) -> list[tuple[set[str], str]]:
     arguments = [sys.executable, "-c", PROGRAM, json.dumps(commands)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
-    return [set(json.loads(line)) for line in done.stdout.splitlines()]
+    return [(set(modules), said) for modules, said in map(json.loads, done.stdout.splitlines())]
 
 
 def test_a_small_run_imports_only_what_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    calculated, written, drawn = imported(
+    (calculated, _), (written, _), (drawn, _) = imported(
         ["run", "quickstart", "--json"],
         ["run", "quickstart", "--no-plots", "--output", "written"],
         ["run", "quickstart", "--output", "drawn"],
@@ -110,28 +111,34 @@ def test_a_signal_while_it_starts_ends_it_quietly(name: str) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (-getattr(signal, name), "", "")
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"model_type": "olmo"}, "model_type 'olmo' is not run for real; .*; did you mean 'olmo2'"),
-        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
-        ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}, "has quantised weights"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' makes keys depend on later"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope_type 'longrope'"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-        ({}, "has no model.safetensors"),
-    ],
-    ids=str,
-)
-def test_a_model_that_cannot_be_run_is_refused_before_torch_is_imported(
-    tmp_path: Path, config: dict[str, object], said: str
-) -> None:
+NOT_RUN: list[tuple[dict[str, object], str]] = [
+    ({"model_type": "olmo"}, "model_type 'olmo' is not run for real; .*; did you mean 'olmo2'"),
+    ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
+    ({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}, "has quantised weights"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' makes keys depend on later"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, "rope_type 'longrope'"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ({}, "has no model.safetensors"),
+]
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, set[str], str]]:
+    """The folders of these models, what is imported once each was asked for, and what was said."""
     dimensions = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 256)
     dimensions |= dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 4)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | dimensions | config))
-    program = PROGRAM.replace("contextlib.redirect_stderr(io.StringIO())", "contextlib.redirect_stderr(sys.__stderr__)")
-    arguments = json.dumps([["run", "kvswap/live", "--set", f"model={tmp_path}"]])
-    done = subprocess.run([sys.executable, "-c", program, arguments], capture_output=True, text=True, timeout=120)
-    (line,) = done.stderr.splitlines()
-    assert re.search(f"live.weights: {tmp_path}.*{said}", line)
-    assert not {"torch", "transformers"} & set(json.loads(done.stdout))
+    folders: list[Path] = [tmp_path_factory.mktemp("model") for _ in NOT_RUN]
+    for folder, (config, _) in zip(folders, NOT_RUN, strict=True):
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama"} | dimensions | config))
+    found = imported(*(["run", "kvswap/live", "--set", f"model={folder}"] for folder in folders))
+    return [(folder, *one) for folder, one in zip(folders, found, strict=True)]
+
+
+@pytest.mark.parametrize("n", range(len(NOT_RUN)), ids=[str(config) for config, _ in NOT_RUN])
+def test_a_model_that_cannot_be_run_is_refused_before_torch_is_imported(
+    refused: list[tuple[Path, set[str], str]], n: int
+) -> None:
+    folder, modules, said = refused[n]
+    (line,) = said.splitlines()
+    assert re.search(f"live.weights: {folder}.*{NOT_RUN[n][1]}", line)
+    assert not {"torch", "transformers"} & modules

@@ -399,6 +399,7 @@ def test_a_killed_worker_is_replaced_and_its_piece_done_again(pool: CodecPool) -
     assert not set(before) & set(pool.process_ids)
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_a_piece_that_kills_every_worker_ends_with_a_clear_error() -> None:
     with CodecPool(1) as pool:
         pool.decode([encode("fp16", *chunk(4, 4))]).result()
@@ -438,6 +439,7 @@ def test_shared_memory_that_is_not_to_be_had_is_reported_and_the_pool_goes_on() 
         assert len(pool.encode("fp16", many, many).result()) > 2 * many.size
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_a_closed_pool_leaves_nothing_behind() -> None:
     pool = CodecPool(1)
     pool.decode([encode("fp16", *chunk(4, 4))]).result()

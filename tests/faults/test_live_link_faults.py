@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from kvferry.pipelines.loading.reuse import Admission, ContextRequest, context_r
 from kvferry.pipelines.loading.systems import SYSTEMS
 from kvferry.pipelines.record import RequestRecord
 from kvferry.scenarios.loader import load_model
-from kvferry.specs.errors import InputError
+from kvferry.specs.errors import InputError, LinkDown
 from kvferry.specs.link import LinkSpec
 
 pytest.importorskip("uvicorn")
@@ -62,10 +63,29 @@ def stored(folder: Path) -> Iterator[list[bytes]]:
         yield store.read(range(T * L * H))
 
 
+class Fetcher:
+    """A client that says when it has given up. ``harmed``: from then on nothing is computed before that, however late a
+    busy machine makes it."""
+
+    def __init__(self, client: CloudClient) -> None:
+        self._client, self.harmed, self._gave_up = client, False, threading.Event()
+
+    def fetch(self, chunks: Chunks, request: int | None, moving: Any) -> memoryview:
+        try:
+            return self._client.fetch(chunks, request, moving)
+        except LinkDown:
+            self._gave_up.set()
+            raise
+
+    def wait(self) -> None:
+        assert not self.harmed or self._gave_up.wait(PATIENCE_S / 2)
+
+
 class Device:
     """Computes slowly, keeps what KV it has, and looks at every chunk that it is given."""
 
-    def __init__(self, stored: list[bytes], placed: Callable[[int], None]) -> None:
+    def __init__(self, stored: list[bytes], placed: Callable[[int], None], fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
         self.kv: set[tuple[int, int, int]] = set()
         self.complete_when_read: list[bool] = []
         self.wrong: list[int] = []
@@ -75,6 +95,7 @@ class Device:
 
     def run(self, op: Op, request: int | None, inputs: Any = ()) -> None:
         time.sleep(OP_S)
+        self._fetcher.wait()
         if isinstance(op, Project):
             assert op.kv is not None
             with self._lock:
@@ -99,9 +120,10 @@ class Device:
 
 
 def load(
-    system: str, client: CloudClient, stored: list[bytes], placed: Callable[[int], None] = lambda chunks: None
+    system: str, client: CloudClient, stored: list[bytes], harm: Callable[[int], bool] = lambda chunks: False
 ) -> tuple[RequestRecord, Device]:
-    """One request over the context; fails when there is no first token in time."""
+    """One request over the context; fails when there is no first token in time. `harm` is told how many chunks are
+    there, and says whether the link is at its end by now."""
     context = Context(
         sequence=0,
         model=MODEL,
@@ -118,9 +140,14 @@ def load(
         output_tokens=1,
         outlook=Outlook(bytes_per_s=BYTES_PER_S, rtt_s=0.0),
     )
-    device = Device(stored, placed)
+    fetcher = Fetcher(client)
+
+    def placed(chunks: int) -> None:
+        fetcher.harmed = harm(chunks) or fetcher.harmed
+
+    device = Device(stored, placed, fetcher)
     with LiveMachine(
-        "device", device, capacity_bytes=1e9, fetcher=client, decode=device.decode, place=device.place
+        "device", device, capacity_bytes=1e9, fetcher=fetcher, decode=device.decode, place=device.place
     ) as machine:
         env = machine.env
         story = env.process(context_reuse(machine, request, SYSTEMS[system].new_loader(), Admission(machine), Pace()))
@@ -143,9 +170,11 @@ def test_the_server_is_killed_in_the_middle(folder: Path, stored: list[bytes], s
         CloudClient(server.url, away_s=0.1) as client,
     ):
 
-        def kill(chunks: int) -> None:
-            if chunks >= H:
-                os.kill(server.process_id, signal.SIGKILL)
+        def kill(chunks: int) -> bool:
+            with suppress(ProcessLookupError):
+                if chunks >= H:
+                    os.kill(server.process_id, signal.SIGKILL)
+            return chunks >= H
 
         record, device = load(system, client, stored, kill)
     assert H <= device.chunks_placed < T * L * H
@@ -183,9 +212,10 @@ def test_bytes_of_a_unit_that_breaks_off_are_booked(
 def test_the_server_falls_silent_in_the_middle(folder: Path, stored: list[bytes], system: str) -> None:
     with ServerProcess(folder, LinkSpec(rate_bytes_per_s=BYTES_PER_S)) as server:
 
-        def stop(chunks: int) -> None:
+        def stop(chunks: int) -> bool:
             if chunks >= H:
                 os.kill(server.process_id, signal.SIGSTOP)
+            return False
 
         try:
             with CloudClient(server.url, timeout_s=0.5, attempts=2) as client:
@@ -275,10 +305,11 @@ def test_the_server_comes_back_and_refuses(
         CloudClient(proxy.url, token="open-sesame-42") as client,
     ):
 
-        def come_back(chunks: int) -> None:
+        def come_back(chunks: int) -> bool:
             if chunks >= H and proxy.target == first.url:
                 proxy.target = second.url
                 os.kill(first.process_id, signal.SIGKILL)
+            return chunks >= H
 
         record, device = load(system, client, stored, come_back)
         assert H <= device.chunks_placed < T * L * H

@@ -49,6 +49,7 @@ def open_files(wanted: int) -> Iterator[None]:
 # --- too many --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("cold_start")
 def test_idle_connections_beyond_what_select_can_hold(folder: Path, whole: bytes) -> None:
     with open_files(2048), ServerProcess(folder) as server, ExitStack() as idle, CloudClient(server.url) as client:
         for _ in range(1150):

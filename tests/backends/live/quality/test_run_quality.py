@@ -180,9 +180,7 @@ def test_hits_and_mass_by_hand() -> None:
 
 @pytest.mark.parametrize("task", ["needle", "copy"])
 def test_questions_are_answered_by_what_is_attended_to(text: Path, task: str) -> None:
-    settings = (f"live.task={task}", "workload.context=512", "workload.output=80")
-    if task == "copy":
-        settings = (*settings[:2], "workload.output=80")
+    settings = (f"live.task={task}", "workload.context=512", "workload.output=40")
     full, few = (
         metrics(of_text(text, system, *settings, *policies))
         for system, policies in (("flexgen", ()), ("infinigen", ("policies={selected_tokens: 8}",)))

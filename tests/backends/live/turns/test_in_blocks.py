@@ -3,13 +3,12 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Forked
 from tiny import LIVE_TURNS, as_yaml, changed, tiny, turns
 from whole_model import by_transformers
 
@@ -212,8 +211,7 @@ def test_a_process_that_is_killed(tmp_path: Path, after: int, alone: Any) -> Non
         f"    if done == {after}: os.kill(os.getpid(), signal.SIGKILL)\n"
         "run_scenario(load_scenario(sys.argv[1]), progress=told)\n"
     )
-    ended = subprocess.run([sys.executable, "-P", "-c", program, str(file)], check=False, timeout=120)
-    assert ended.returncode == -signal.SIGKILL
+    assert Forked(program, str(file)).wait() == -signal.SIGKILL
     again = run_scenario(live(live=kept_in(path)))
     assert turns(again)[0].from_flash == 64
     assert again.measured["kept_blocks_dropped"] == 0 and again.measured["answers"] == alone
