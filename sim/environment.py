@@ -4,6 +4,7 @@ no search for the place of what happens at once."""
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Any
 
 import simpy
@@ -16,6 +17,9 @@ _Entry = tuple[float, EventPriority, int, simpy.Event]
 
 class Environment(simpy.Environment):  # type: ignore[misc]
     """The same events in the same order: what `run` does with each is SimPy's `step`, without a call for it."""
+
+    # Asked for several times in each event: SimPy's own is a call in Python.
+    now = property(attrgetter("_now"))
 
     def __init__(self) -> None:
         super().__init__()

@@ -141,14 +141,22 @@ class Link:
 
     def goodput_bytes_per_s(self, window_s: float) -> float | None:
         """Bytes delivered over time busy, of the last `window_s`; None when idle throughout."""
-        from_s, now = self._window(window_s)
-        busy_s = self.busy.busy_s(from_s, now)
-        # While busy, the link delivers all that the trace offers.
-        return self._offered_bytes(from_s, now) / busy_s if busy_s else None
+        return self.observe(window_s)[0]
 
     def utilisation(self, window_s: float) -> float:
         """Share of the last `window_s` (of the time since the start, when that is less) that was busy."""
-        return self.busy.utilisation(*self._window(window_s))
+        return self.observe(window_s)[1]
+
+    def observe(self, window_s: float) -> tuple[float | None, float]:
+        """Both in one look."""
+        from_s, now = self._window(window_s)
+        busy = list(self.busy.intervals(from_s, now))
+        busy_s = math.fsum([until_s - since_s for since_s, until_s in busy])
+        if not busy_s:
+            return None, 0.0
+        # While busy, the link delivers all that the trace offers.
+        offered_bytes = math.fsum([self.trace.amount(since_s, until_s) for since_s, until_s in busy])
+        return offered_bytes / busy_s, busy_s / (now - from_s) if now > from_s else 0.0
 
     def check(self) -> None:
         """Every byte that the trace offered while the link was busy went to one transfer."""

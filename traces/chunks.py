@@ -6,6 +6,7 @@ chunk to chunk (Fig. 3), and for video contexts a strong variation along t.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ CHUNK_TOKENS = 1024
 QUERY_BLOCK = 128
 KEY_BLOCK = 64
 MAX_ENTROPY_BITS = 4.0
+# Of a context that is kept once it was drawn: less than 1 MB.
+_MOST_KEPT_UNITS = 65_536
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +144,14 @@ def generate_chunks(
         raise unknown_name("content", content, CHARACTERS)
     if min(tokens, layers, kv_heads) < 1:
         raise ValueError(f"needs at least one token, layer and head, got {tokens}, {layers}, {kv_heads}")
+    of_all = content, tokens, layers, kv_heads, seed, sequence, chunk_tokens
+    small = -(-tokens // chunk_tokens) * layers * kv_heads <= _MOST_KEPT_UNITS
+    return _kept(*of_all) if small else _generated(*of_all)
+
+
+def _generated(
+    content: str, tokens: int, layers: int, kv_heads: int, seed: int, sequence: int, chunk_tokens: int
+) -> ChunkTrace:
     character = CHARACTERS[content]
     token_counts = np.full(-(-tokens // chunk_tokens), chunk_tokens)
     token_counts[-1] = tokens - chunk_tokens * (token_counts.size - 1)
@@ -153,6 +164,15 @@ def generate_chunks(
     near_blocks = np.minimum(rows * near, causal)
     active = np.rint(near_blocks + reach * (causal - near_blocks))
     return ChunkTrace(MAX_ENTROPY_BITS * entropy, active.astype(np.int32), token_counts)
+
+
+@lru_cache(maxsize=64)
+def _kept(*of_all: Any) -> ChunkTrace:
+    """Each system of a comparison loads the same contexts, and its bounds ask for them once more."""
+    chunks = _generated(*of_all)
+    for shared in (chunks.entropy_bits, chunks.active_blocks, chunks.tokens):
+        shared.flags.writeable = False
+    return chunks
 
 
 def _novelty(character: Character, chunks: int, rng: np.random.Generator) -> np.ndarray:
@@ -172,9 +192,8 @@ def _layer(
 
     What belongs to the model (its heads) and what to the content come from streams of their own.
     """
-    heads = generator(Source.CHUNK_HEADS, seed, layer)
     chunks = novelty.size
-    normal, uniform = heads.standard_normal((3, kv_heads)), heads.random((3, kv_heads))
+    normal, uniform = _heads(kv_heads, seed, layer)
     surprise = (novelty - 0.5)[:, None]
 
     flat = uniform[0] < character.flat_heads
@@ -197,6 +216,13 @@ def _layer(
     reach_chunk = generator(Source.CHUNK_REACH, seed, sequence, layer).standard_normal((chunks, kv_heads))
     reach = _logistic(reach_head + character.novelty_reach * surprise + character.reach_chunk_spread * reach_chunk)
     return entropy, near, reach
+
+
+@lru_cache(maxsize=1024)
+def _heads(kv_heads: int, seed: int, layer: int) -> tuple[np.ndarray, np.ndarray]:
+    """What is drawn of a layer's heads, normal and uniform, each [3, H]: the same for all contents."""
+    heads = generator(Source.CHUNK_HEADS, seed, layer)
+    return heads.standard_normal((3, kv_heads)), heads.random((3, kv_heads))
 
 
 def _logit(share: np.ndarray | float) -> np.ndarray:

@@ -92,6 +92,8 @@ def carry_out(
         for seed in paper.seeds_of(key.experiment)
     ]
     simulated = [(key, point) for key, point in points if paper.experiments[key.experiment].by == "simulation"]
+    # All systems over the same contexts one after the other: what is drawn of them is kept for a while.
+    simulated.sort(key=lambda one: (*one[0][:2], one[1].seed))
     measured = [(key, point) for key, point in points if paper.experiments[key.experiment].by != "simulation"]
     table = run_points(
         [point for _, point in simulated],

@@ -82,7 +82,7 @@ class Context:
         """The ops, in order, that compute the KV of unit (t, l, c)."""
         tokens, before = self._token_list[t], self._context_token_list[t]
         if self.coupling == "per_head":
-            return (PrefillHead(tokens, int(self.active_blocks[t, l, c]), l == self.model.layers - 1, before),)
+            return (PrefillHead(tokens, self._blocks_of_heads[t][l][c], l == self.model.layers - 1, before),)
         n_bytes = self._layer_kv_bytes[t]
         number = self.number_of(t)
         project = Project(tokens, KvRef(self.sequence, number, l, None, n_bytes))
@@ -100,6 +100,10 @@ class Context:
         """Memory bytes of one layer's KV, for each token chunk."""
         per_token = self.model.kv_bytes_per_token / self.model.layers
         return [tokens * per_token for tokens in self._token_list]
+
+    @cached_property
+    def _blocks_of_heads(self) -> list[list[list[int]]]:
+        return self.active_blocks.tolist()
 
     @cached_property
     def _blocks_of_all_heads(self) -> list[list[int]]:
@@ -123,11 +127,20 @@ class Context:
 
     def values_of(self, units: tuple[int, ...]) -> int:
         """How many key and value numbers these units hold, which decompression must produce."""
+        each, per_chunk = self._values_of_chunks, self._units_per_chunk
+        if len(units) == 1:
+            return each[units[0] // per_chunk]
+        return sum([each[u // per_chunk] for u in units])
+
+    @cached_property
+    def _values_of_chunks(self) -> list[int]:
+        """How many numbers a unit of each token chunk holds."""
         heads = 1 if self.coupling == "per_head" else self.model.kv_heads
-        per_token = 2 * self.model.head_dim * heads
-        per_chunk = self.stream_bytes.shape[1] * self.stream_bytes.shape[2]
-        tokens = self._token_list
-        return per_token * sum(tokens[u // per_chunk] for u in units)
+        return [2 * self.model.head_dim * heads * tokens for tokens in self._token_list]
+
+    @cached_property
+    def _units_per_chunk(self) -> int:
+        return self.stream_bytes.shape[1] * self.stream_bytes.shape[2]
 
     @cached_property
     def _unit_bytes(self) -> list[float]:

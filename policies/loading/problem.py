@@ -6,7 +6,8 @@ A column (t, c) is computed from layer 0 upwards: its depth is the number of lay
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -67,11 +68,11 @@ class LoadProblem:
 
     def place(self, unit: int) -> tuple[int, int, int]:
         """(t, l, c) of a flat index."""
-        if self.columns_per_chunk == 1:
-            return (*divmod(unit, self.layers), 0)
-        rest, c = divmod(unit, self.columns_per_chunk)
-        t, l = divmod(rest, self.layers)
-        return t, l, c
+        return self._places[unit]
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int, int]]:
+        return _places_of(*self.compute_s.shape)
 
     def attended_layer(self, l: int) -> int | None:
         """The layer whose earlier tokens' KV must be there before a unit at layer l can be computed.
@@ -82,3 +83,9 @@ class LoadProblem:
         if self.coupling == "per_head":
             return l if l < self.layers - 1 else None
         return l - 1 if l > 0 else None
+
+
+@lru_cache(maxsize=4)
+def _places_of(tokens: int, layers: int, columns: int) -> list[tuple[int, int, int]]:
+    """The places of all units. Loads of contexts that are as long share them."""
+    return list(product(range(tokens), range(layers), range(columns)))

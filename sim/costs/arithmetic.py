@@ -22,6 +22,8 @@ class LayerArithmetic:
         self.kv_heads = model.kv_heads
         self.layer_flop = 2 * model.active_parameters
         self._weight_bytes = weight_bytes
+        # Of a layer that all tokens read as a whole.
+        self._dense_bytes: Number | None = None if model.experts else model.parameters_read(1) * weight_bytes
         # K and V alone, and all three.
         self.projection_flop = 2 * model.projection_parameters
         self.projection_bytes = model.projection_parameters * weight_bytes
@@ -54,6 +56,8 @@ class LayerArithmetic:
 
     def layer_bytes(self, tokens: Number) -> Number:
         """Weights of a layer that this many tokens read together."""
+        if self._dense_bytes is not None:
+            return self._dense_bytes
         read: Number = self.model.parameters_read(tokens) * self._weight_bytes
         return read
 

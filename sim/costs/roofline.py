@@ -8,7 +8,7 @@ import numpy as np
 from kvferry.machine.ops import Number, Op
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.arithmetic import Work
-from kvferry.sim.costs.op_rules import Arithmetic, rule_of
+from kvferry.sim.costs.op_rules import Arithmetic, OpRule, rule_of
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.engine import Kernel
 from kvferry.specs.model import ModelSpec
@@ -43,24 +43,23 @@ class Roofline:
 
     def cost(self, op: Op) -> Cost:
         """Seconds on an idle processor, and bytes of memory traffic, of one op with plain numbers."""
-        op = self.compiled(op)
-        seconds, n_bytes = self.price(self.arithmetic(op))
-        beside_s = rule_of(type(op)).beside_s(self._processor, op)
-        return Cost(max(self.fixed_s(op) + self._launched_s(op, seconds), beside_s), n_bytes)
+        op, rule = self.compiled(op), rule_of(type(op))
+        seconds, n_bytes = self.price(rule.works(self.arithmetic, op))
+        beside_s = rule.beside_s(self._processor, op)
+        return Cost(max(self._fixed_s(rule, op) + self._launched_s(rule, op, seconds), beside_s), n_bytes)
 
     def durations_s(self, op: Op, *, load: Number = 0.0) -> np.ndarray:
         """Seconds of each op that the arrays in `op` describe, broadcast; equal to ``cost`` one by one.
 
         The roofline knows neither where active blocks lie nor the load.
         """
-        op = self.compiled(op)
-        beside_s = rule_of(type(op)).beside_s(self._processor, op)
-        return np.maximum(self.fixed_s(op) + self._launched_s(op, self.price_arrays(self.arithmetic(op))), beside_s)
+        op, rule = self.compiled(op), rule_of(type(op))
+        beside_s, kernels_s = rule.beside_s(self._processor, op), self.price_arrays(rule.works(self.arithmetic, op))
+        return np.maximum(self._fixed_s(rule, op) + self._launched_s(rule, op, kernels_s), beside_s)
 
-    def _launched_s(self, op: Op, kernels_s: Any) -> Any:
+    def _launched_s(self, rule: OpRule, op: Op, kernels_s: Any) -> Any:
         """Returns what kernels take that would take so long in a captured step: launched one by one, no less than
         that."""
-        rule = rule_of(type(op))
         if not rule.eager(op):
             return kernels_s
         kernels_s = self._processor.eager_slowdown * kernels_s
@@ -70,7 +69,10 @@ class Roofline:
     def fixed_s(self, op: Op) -> Any:
         """Time outside of kernels: the fixed cost of each layer that the op runs through, launched kernel by kernel or
         not, and the host's work."""
-        rule, layer_s = rule_of(type(op)), self._layer_s
+        return self._fixed_s(rule_of(type(op)), op)
+
+    def _fixed_s(self, rule: OpRule, op: Op) -> Any:
+        layer_s = self._layer_s
         if rule.eager(op):
             layer_s += self._processor.eager_layer_s or 0.0
         return rule.fixed_s(self._processor, op) + layer_s * rule.passes(self.arithmetic)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvferry.specs.errors import InputError
+from kvferry.traces import chunks
 from kvferry.traces.chunks import ChunkTrace, causal_blocks, generate_chunks
 
 
@@ -52,6 +53,20 @@ def test_a_longer_context_begins_with_the_shorter_one() -> None:
     # The last chunk of the short one is partial: fewer blocks.
     np.testing.assert_array_equal(short.active_blocks[:4], long.active_blocks[:4])
     assert (short.active_blocks[4] < long.active_blocks[4]).all()
+
+
+def test_a_small_context_is_drawn_once_and_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = generate_chunks("text", 2048, layers=3, kv_heads=2, seed=4)
+    assert generate_chunks("text", 2048, layers=3, kv_heads=2, seed=4) is first
+    assert generate_chunks("text", 2048, layers=3, kv_heads=2, seed=5) is not first
+    for shared in (first.entropy_bits, first.active_blocks, first.tokens):
+        with pytest.raises(ValueError, match="read-only"):
+            shared[0] = 0
+    # 2 x 3 x 2 units are one more than are kept: it is drawn each time, and is the same.
+    monkeypatch.setattr(chunks, "_MOST_KEPT_UNITS", 11)
+    again = generate_chunks("text", 2048, layers=3, kv_heads=2, seed=4)
+    assert again is not first
+    np.testing.assert_array_equal(again.active_blocks, first.active_blocks)
 
 
 def test_heads_keep_their_character_from_sequence_to_sequence() -> None:

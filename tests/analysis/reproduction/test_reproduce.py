@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvferry.analysis.reproduction.verdict import Figure, Verdict, median_of, ve
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
+from kvferry.traces import chunks
 
 TINY = {
     "name": "tiny",
@@ -271,6 +273,16 @@ def test_every_experiment_is_run_with_every_seed(papers: Path, tmp_path: Path) -
     left: list[int] = []
     carry_out(paper.with_seeds(2), tmp_path / "runs", workers=1, progress=lambda done, of: left.append(of - done))
     assert left[0] == 1
+
+
+def test_systems_that_load_the_same_contexts_follow_one_another(
+    papers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Contexts of one run are kept, two, and not more: 2 cases x 3 seeds x 2 requests are drawn once each.
+    kept = lru_cache(maxsize=2)(chunks._generated)
+    monkeypatch.setattr(chunks, "_kept", kept)
+    carry_out(with_seeds(papers, ("    by: path_shares", "    by: path_shares\n    seeds: [4]")), tmp_path, workers=1)
+    assert kept.cache_info().misses == 12 + 1
 
 
 def test_measurements_are_taken_on_all_cores_and_each_finds_its_run(papers: Path, tmp_path: Path) -> None:
