@@ -1,7 +1,7 @@
 """Count the instructions of llama.cpp's products of quantised matrices with a new token's numbers.
 
-nvcc -O3 -use_fast_math -std=c++17 -arch=sm_86 -DGGML_CUDA_PEER_MAX_BATCH_SIZE=128 -I ggml/include -I ggml/src \\
-    -I ggml/src/ggml-cuda -cubin -o mmvq.cubin ggml/src/ggml-cuda/mmvq.cu
+FOLDERS="-I ggml/include -I ggml/src -I ggml/src/ggml-cuda"
+nvcc -O3 -use_fast_math -std=c++17 -arch=sm_86 $FOLDERS -cubin -o mmvq.cubin ggml/src/ggml-cuda/mmvq.cu
 cuobjdump -sass mmvq.cubin > mmvq.sass
 python fits/unpacking.py mmvq.sass
 

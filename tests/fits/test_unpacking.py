@@ -8,8 +8,8 @@ import pytest
 
 FITS = Path(__file__).parents[2] / "fits"
 
-# Four instructions and an iteration apart ahead of the loop, whose body stands twice in 10; two behind it until three of
-# four warps end, three more of the last.
+# Three instructions and an iteration apart stand ahead of the loop, whose ten hold its body twice; two behind it until
+# three of four warps end, three more of the last.
 SASS = """
 \t\tFunction : _Z13mul_mat_vec_qIL9ggml_type12ELi1ELb0ELb0ELb0EEvPKvS2_
         /*0000*/                   MOV R1, c[0x0][0x28] ;

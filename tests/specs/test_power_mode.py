@@ -37,7 +37,7 @@ def test_a_mode_changes_what_it_names() -> None:
 
 
 def test_llama_cpp_is_slower_in_a_lower_mode_of_the_same_bandwidth() -> None:
-    """Unpacking takes 5 instructions a weight and 12,000 a row, at 0.209 T a second, longer than reading at 68.3 GB/s."""
+    """Unpacking takes 5 instructions a weight and 12,000 a row, 0.209 T a second: longer than reading at 68.3 GB/s."""
     model = load_scenario("decode", ["model=llama-3.2-3b"]).model
     step_s = {
         mode: Roofline(in_mode("jetson-orin-nano-8gb", mode).processors["gpu"], model).cost(DecodeStep(1, 0)).duration_s
