@@ -88,7 +88,8 @@ def _text(path: str, value: Any) -> str:
         return ", ".join(_text(path, item) for item in value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
-    for ending, scale, unit in (("flop_per_s", 1e12, "Tflop/s"), ("values_per_s", 1e6, "Mvalue/s"), ("_w", 1, "W")):
+    rates = ("flop_per_s", 1e12, "Tflop/s"), ("values_per_s", 1e6, "Mvalue/s")
+    for ending, scale, unit in (*rates, ("instruction_per_s", 1e12, "Tinstruction/s"), ("_w", 1, "W")):
         if path.endswith(ending):
             return f"{value / scale:.4g} {unit}"
     if path.endswith("bytes_per_s"):

@@ -5,8 +5,8 @@ python fits/engines.py fit          # the best numbers of each engine
 python fits/left_out.py             # fits without one device after the other, errors on the device left out
 
 Free are, of an engine on a kind of processor: the share of the memory bandwidth that reading weights and KV reaches,
-the fixed cost of a layer and of a step, and the arithmetic to unpack a weight. A step is priced by the roofline that
-runs use. Rows whose `fitted` is empty are left out of the fits; `show` has them.
+the fixed cost of a layer and of a step. What unpacking a weight takes is counted (fits/unpacking.py), not fitted. A
+step is priced by the roofline that runs use. Rows whose `fitted` is empty are left out of the fits; `show` has them.
 """
 
 import argparse
@@ -25,8 +25,7 @@ from kvferry.specs.model import ModelSpec
 SHARES = np.arange(0.5, 0.96, 0.01)
 LAYER_S = np.arange(0, 305e-6, 10e-6)
 STEP_S = np.arange(0, 2.1e-3, 1e-4)
-UNPACK_FLOP = (0.0, *range(20, 42, 2))
-Numbers = tuple[float, float, float, float]
+Numbers = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,18 @@ class Row:
     processor: ProcessorSpec
     model: ModelSpec
 
-    def with_numbers(self, share: float, layer_s: float, step_s: float, unpack_flop: float) -> ProcessorSpec:
+    def with_numbers(self, share: float, layer_s: float, step_s: float) -> ProcessorSpec:
         """The processor with these numbers of the engine."""
         numbers = {
             "efficiency": {**self.processor.efficiency, "gemv": share, "decode_attention": share},
             "layer_s": layer_s,
             "step_s": step_s,
-            "unpack_flop": unpack_flop,
         }
         return self.processor.model_copy(update=numbers)
 
-    def seconds(self, share: float, layer_s: float, step_s: float, unpack_flop: float) -> float:
+    def seconds(self, share: float, layer_s: float, step_s: float) -> float:
         """A decode step's time with these numbers of the engine."""
-        roofline = Roofline(self.with_numbers(share, layer_s, step_s, unpack_flop), self.model)
+        roofline = Roofline(self.with_numbers(share, layer_s, step_s), self.model)
         return roofline.cost(DecodeStep(1, self.rate.context_tokens)).duration_s + self.processor.dispatch_s
 
 
@@ -60,7 +58,7 @@ def rows() -> Iterator[Row]:
 
 def as_they_are(row: Row) -> Numbers:
     own = row.processor
-    return own.efficiency["gemv"], own.layer_s, own.step_s, own.unpack_flop
+    return own.efficiency["gemv"], own.layer_s, own.step_s
 
 
 def errors(chosen: Sequence[Row], numbers: Numbers) -> np.ndarray:
@@ -70,25 +68,18 @@ def errors(chosen: Sequence[Row], numbers: Numbers) -> np.ndarray:
 
 def fitted(chosen: Sequence[Row]) -> Numbers:
     """The numbers with the least mean square of the logarithm of ours over measured."""
-    # Times are sums: prices at three places give every row's reading, unpacking, layers and step.
+    # Times are sums: a price at the whole bandwidth gives every row's reading and unpacking.
     layers = np.array([row.model.layers for row in chosen])
     measured_s = np.array([1 / row.rate.per_s for row in chosen])
     fixed_s = np.array([row.processor.dispatch_s for row in chosen])
-    reading_s = np.array([row.seconds(1.0, 0.0, 0.0, 0.0) for row in chosen]) - fixed_s
+    work_s = np.array([row.seconds(1.0, 0.0, 0.0) for row in chosen]) - fixed_s
     shares, layer_s, step_s = np.meshgrid(SHARES, LAYER_S, STEP_S, indexing="ij")
-    best, least = (0.85, 0.0, 0.0, 0.0), np.inf
-    for unpack_flop in UNPACK_FLOP:
-        unpacking_s = np.array([row.seconds(1.0, 0.0, 0.0, unpack_flop) for row in chosen]) - fixed_s
-        unpacking_s[unpacking_s <= reading_s] = 0.0
-        loss = np.zeros(shares.shape)
-        for n in range(len(chosen)):
-            seconds = np.maximum(reading_s[n] / shares, unpacking_s[n]) + layers[n] * layer_s + step_s + fixed_s[n]
-            loss += np.log(seconds / measured_s[n]) ** 2
-        at = np.unravel_index(np.argmin(loss), loss.shape)
-        if loss[at] < least:
-            best = (float(shares[at]), float(layer_s[at]), float(step_s[at]), float(unpack_flop))
-            least = float(loss[at])
-    return best
+    loss = np.zeros(shares.shape)
+    for n in range(len(chosen)):
+        seconds = work_s[n] / shares + layers[n] * layer_s + step_s + fixed_s[n]
+        loss += np.log(seconds / measured_s[n]) ** 2
+    at = np.unravel_index(np.argmin(loss), loss.shape)
+    return float(shares[at]), float(layer_s[at]), float(step_s[at])
 
 
 def by_engine(all_rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -104,10 +95,8 @@ def told(errors: np.ndarray) -> str:
 
 
 def said(numbers: Numbers) -> str:
-    share, layer_s, step_s, unpack_flop = numbers
-    return (
-        f"share {share:.2f}, layer {layer_s * 1e6:.0f} us, step {step_s * 1e3:.1f} ms, unpacking {unpack_flop:g} flop"
-    )
+    share, layer_s, step_s = numbers
+    return f"share {share:.2f}, layer {layer_s * 1e6:.0f} us, step {step_s * 1e3:.1f} ms"
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node, Place, node_of
 
 CONFIG = "config.json"
+# Of formats without a group of their own choice: FP8, and MXFP4 with the scale that 32 weights share.
+_WHOLE = {"fp8": 8.0, "mxfp4": 4.25}
 _BITS = {"float32": 32.0, "float": 32.0, "bfloat16": 16.0, "float16": 16.0, "half": 16.0}
 # Families whose output head is the embedding unless the file says otherwise; others keep the two apart.
 _TIED = ("gemma", "gpt2", "phi3small")
@@ -25,6 +27,21 @@ _DIMENSIONS = {
 # Of DeepSeek-V2 and its like: a latent cache, and a mixture of experts.
 _LATENT = ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
 _EXPERTS = {"routed": "n_routed_experts", "active": "num_experts_per_tok", "ffn": "moe_intermediate_size"}
+# A mixture in all layers beside ordinary attention, by family.
+_MIXTURES = {
+    "qwen3_moe": _EXPERTS | {"routed": "num_experts"},
+    "mixtral": _EXPERTS | {"routed": "num_local_experts", "ffn": "intermediate_size"},
+    "gpt_oss": _EXPERTS | {"routed": "num_local_experts", "ffn": "intermediate_size"},
+}
+# Keys of layers that are no attention to all tokens or a window, by how they begin.
+_OTHER_LAYERS = {
+    "state-space layers": ("mamba", "ssm_", "state_size", "rwkv", "hybrid_override_pattern", "attn_layer_period"),
+    "layers of linear attention": ("linear_num", "linear_attn", "linear_key", "attn_type_list"),
+    "recurrent or convolutional layers": ("lru_width", "conv_L_cache"),
+    "layers that share KV": ("num_kv_shared_layers",),
+    "attention to tokens that an indexer picks": ("index_topk",),
+}
+_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def config_at(path: Path) -> Path | None:
@@ -45,12 +62,8 @@ def model_node(file: Path) -> Node:
         raise InputError(f"{name}: not a model's config: it holds no mapping")
     text = config.get("text_config")  # of models that also see or hear
     text = config | text if isinstance(text, dict) else config
-    experts = next((key for key in text if "experts" in key and text[key]), None)
-    if experts and not all(isinstance(text.get(key), int) for key in (*_EXPERTS.values(), *_LATENT)):
-        what = "a mixture of experts is modelled as DeepSeek-V2 has it; one feed-forward network, otherwise"
-        raise InputError(f"{name}: {experts}: {what}")
-    if text.get("attention_chunk_size"):
-        raise InputError(f"{name}: attention_chunk_size: layers that attend to a chunk of the tokens are not modelled")
+    if refused := _not_modelled(text):
+        raise InputError(f"{name}: {refused}")
     if text.get("kv_lora_rank"):
         lacks = next((key for key in (*_LATENT, "qk_nope_head_dim") if not isinstance(text.get(key), int)), None)
         if lacks is not None:
@@ -60,6 +73,35 @@ def model_node(file: Path) -> Node:
         raise InputError(f"{name}: {missing[0]}: is missing or no whole number; a decoder's config.json has it")
     place = Place(name, None, file.parent)
     return node_of(_model(text, file), place)
+
+
+def _not_modelled(config: dict[str, Any]) -> str | None:
+    """Returns the key of layers or experts of a kind that is not modelled, and what they are; None: it has none."""
+    family, kinds = str(config.get("model_type", "")), config.get("layer_types")
+    for what, begins in _OTHER_LAYERS.items():
+        found = next((key for key in config if str(key).startswith(begins) and config[key]), None)
+        if found is not None:
+            return f"{found}: {what} are not modelled"
+    other = next((kind for kind in kinds if kind not in _KINDS), None) if isinstance(kinds, list) else None
+    if other is not None:
+        return f"layer_types: {other!r:.60} is not modelled; full_attention and sliding_attention are"
+    if family.startswith(("rwkv", "mamba", "retnet")):
+        return f"model_type: {family!r:.60} is not modelled: it keeps no KV"
+    if config.get("attention_chunk_size"):
+        return "attention_chunk_size: layers that attend to a chunk of the tokens are not modelled"
+    experts = next((key for key in config if "experts" in key and config[key]), None)
+    needed = _mixture(family).values() if family in _MIXTURES else (*_EXPERTS.values(), *_LATENT)
+    if experts and not all(isinstance(config.get(key), int) for key in needed):
+        known = f"as {', '.join(_MIXTURES)} and DeepSeek-V2 have it"
+        return f"{experts}: a mixture of experts is modelled {known}; one feed-forward network, otherwise"
+    if experts and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1):
+        return "mlp_only_layers: a mixture of experts in some layers alone is modelled as DeepSeek-V2 has it"
+    return None
+
+
+def _mixture(family: str) -> dict[str, str]:
+    """Returns the keys of a family's mixture of experts."""
+    return _MIXTURES.get(family, _EXPERTS)
 
 
 def _window(config: dict[str, Any]) -> dict[str, Any]:
@@ -89,8 +131,8 @@ def _full_layers(config: dict[str, Any], family: str) -> list[int]:
 def _quantised_bits(quantised: dict[str, Any]) -> float | None:
     """Bits of a weight with its share of its group's scale (16 bits) and zero, as AWQ and GPTQ have them."""
     bits, group, method = quantised.get("bits"), quantised.get("group_size"), quantised.get("quant_method")
-    if method == "fp8":
-        return 8.0
+    if method in _WHOLE:
+        return _WHOLE[method]
     if not isinstance(bits, int | float) or method not in ("awq", "gptq") or not isinstance(group, int) or group < 1:
         return bits
     return bits + (16 + bits) / group
@@ -113,9 +155,10 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
         latent = {key: config.get(key) for key in (*_LATENT, "q_lora_rank")}
         head_dim = (config.get("qk_nope_head_dim") or 0) + (config.get("qk_rope_head_dim") or 0)
         attention = {"kv_heads": 1, "head_dim": head_dim, "latent": latent}
-    if config.get(_EXPERTS["routed"]):
+    mixture = _mixture(family)
+    if config.get(mixture["routed"]):
         dense, shared = config.get("first_k_dense_replace") or 0, config.get("n_shared_experts") or 0
-        own = {key: config[theirs] for key, theirs in _EXPERTS.items()}
+        own = {key: config[theirs] for key, theirs in mixture.items()}
         attention["experts"] = {**own, "shared": shared, "dense_layers": dense}
     return {
         **{key: config[theirs] for key, theirs in _DIMENSIONS.items()},

@@ -30,7 +30,7 @@ def _slowed(processor: ProcessorSpec, decoding: float, prefill: float) -> Proces
     return processor.model_copy(
         update={
             "efficiency": {kernel: min(1.0, share / times[kernel]) for kernel, share in reached.items()},
-            **{key: decoding * getattr(processor, key) for key in ("dispatch_s", "layer_s", "step_s", "unpack_flop")},
+            **{key: decoding * getattr(processor, key) for key in ("dispatch_s", "layer_s", "step_s")},
         }
     )
 

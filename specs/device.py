@@ -7,11 +7,22 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
-from kvferry.specs.engine import VENDOR, EngineSpec, Kernel, Share, with_engine
+from kvferry.specs.engine import VENDOR, EngineSpec, Kernel, Share, UnpackSpec, with_engine
 from kvferry.specs.heat import BatterySpec, HeatSpec
 from kvferry.specs.power_mode import PowerModeSpec, in_power_mode
 from kvferry.specs.storage import Slowdown, StorageSpec
-from kvferry.specs.units import Bandwidth, Bytes, BytesPerS, Clock, Count, FlopPerS, Seconds, ValuesPerS, Watts
+from kvferry.specs.units import (
+    Bandwidth,
+    Bytes,
+    BytesPerS,
+    Clock,
+    Count,
+    FlopPerS,
+    InstructionsPerS,
+    Seconds,
+    ValuesPerS,
+    Watts,
+)
 
 # Share of a machine's cores that others may keep busy while it is measured.
 QUIET_SHARE = 0.3
@@ -38,8 +49,8 @@ class ProcessorSpec(Spec):
     kind: Literal["gpu", "cpu", "npu"]
     # Dense, in 16 bits, of matrix units where it has such.
     flop_per_s: FlopPerS
-    # The same outside of matrix units, where weights are unpacked; None: it has no faster matrix units.
-    vector_flop_per_s: FlopPerS | None = None
+    # Instructions that its schedulers begin, counted once for each lane; None: unpacking weights hides behind reading.
+    instruction_per_s: InstructionsPerS | None = None
     bytes_per_s: Bandwidth
     # Share of the peak that each kernel kind reaches; a kind that is absent reaches `default_efficiency`.
     efficiency: dict[Kernel, Share] = Field(default_factory=dict)
@@ -50,9 +61,8 @@ class ProcessorSpec(Spec):
     layer_s: Seconds = 0.0
     # Fixed cost of a decode step besides: sampling, and the host's way round to the next step.
     step_s: Seconds = 0.0
-    # Arithmetic to unpack one quantised weight in decoding, at the vector rate; the longer of it and of reading the
-    # weight counts. 0: it hides behind reading, as on processors with much arithmetic per byte.
-    unpack_flop: float = Field(default=0.0, ge=0, le=1e4)
+    # What unpacking quantised weights takes in decoding; the longer of it and of reading them counts. None: it hides.
+    unpack: UnpackSpec | None = None
     # On top of it for a layer of decoding that is launched kernel by kernel, as an eager runtime does where it must
     # look at every layer; whole steps and prefill are captured or long enough to hide it. This and the two below are
     # there where they were measured on the device; where none of them is, a runtime says them (specs/runtime.py).

@@ -28,6 +28,14 @@ VENDOR = {"type": "string", "minLength": 1, "description": "Who makes it: nvidia
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
+class UnpackSpec(Spec):
+    """Instructions of one lane each that multiply quantised weights with a new token's numbers: for each weight, and to
+    begin and sum up each row of a matrix."""
+
+    weight_instructions: float = Field(gt=0, le=1e4)
+    row_instructions: float = Field(default=0.0, ge=0, le=1e7)
+
+
 class EngineOnProcessor(Spec):
     """Shares of the peaks that kernels reach, and fixed costs, on every processor of one kind; the meaning of each key
     is that of ``ProcessorSpec``."""
@@ -37,7 +45,7 @@ class EngineOnProcessor(Spec):
     dispatch_s: Seconds = 0.0
     layer_s: Seconds = 0.0
     step_s: Seconds = 0.0
-    unpack_flop: float = Field(default=0.0, ge=0, le=1e4)
+    unpack: UnpackSpec | None = None
 
 
 class EngineSpec(Spec):

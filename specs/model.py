@@ -205,6 +205,18 @@ class ModelSpec(Spec):
         return float(self.attention_parameters + self.ffn_parameters(experts))
 
     @property
+    def mean_row(self) -> float:
+        """Weights in a row of the matrices that a new token is multiplied with, in the mean: weights over sums."""
+        experts = self.experts
+        ways: float = 2 * self.ffn + self.hidden
+        if experts is not None:
+            mixed = (experts.shared + experts.active) * (2 * experts.ffn + self.hidden) + experts.routed
+            ways = (experts.dense_layers * ways + (self.layers - experts.dense_layers) * mixed) / self.layers
+        sums = self.query_heads * self.head_dim + self.kv_entry_values + self.hidden + ways
+        weights = self.layers * self.active_parameters + self.head_parameters
+        return weights / (self.layers * sums + self.vocabulary)
+
+    @property
     def head_parameters(self) -> int:
         """Weights of the output head: read once per decoding step."""
         return self.vocabulary * self.hidden

@@ -6,14 +6,14 @@ from typing import Any
 from pydantic import Field
 
 from kvferry.specs.base import BadKey, Spec
-from kvferry.specs.units import BytesPerS, Clock, Count, FlopPerS, Watts
+from kvferry.specs.units import BytesPerS, Clock, Count, FlopPerS, InstructionsPerS, Watts
 
 
 class ProcessorInMode(Spec):
     """What a mode changes of a processor; the meaning of each key is that of ``ProcessorSpec``. None: nothing."""
 
     flop_per_s: FlopPerS | None = None
-    vector_flop_per_s: FlopPerS | None = None
+    instruction_per_s: InstructionsPerS | None = None
     bytes_per_s: BytesPerS | None = None
     idle_w: Watts | None = None
     active_w: Watts | None = None

@@ -5,7 +5,8 @@ import re
 _WORDS = "milli|micro|nano", "kilo|mega|giga|tera|peta|kibi|mebi|gibi|tebi"
 # Thousandths, millionths and milliardths, of what comes in whole pieces: "mbps", "ub", "nflop".
 _SMALL = re.compile(
-    rf"(?P<prefix>{_WORDS[0]}|[mun\u00b5\u03bc])(?P<piece>b|B|bits?|bytes?|bps|Bps|flops?|values?)(?P<per>[ /].*)?"
+    rf"(?P<prefix>{_WORDS[0]}|[mun\u00b5\u03bc])"
+    r"(?P<piece>b|B|bits?|bytes?|bps|Bps|flops?|values?|instructions?)(?P<per>[ /].*)?"
 )
 # Millions of seconds, thousandths of hours: a time, or what a rate is over.
 _TIME = re.compile(

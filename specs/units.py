@@ -44,6 +44,7 @@ KINDS: dict[str, Kind] = {
     "frequency": Kind("Hz", "0.2 requests/s", 1e9, zero=False),
     "clock": Kind("Hz", "2.2 GHz", 1e11, zero=False),
     "value rate": Kind("value/s", "50 Mvalue/s", 1e13, zero=False),
+    "instruction rate": Kind("instruction/s", "4 Tinstruction/s", 1e16, zero=False),
     "temperature": Kind("C", "25 C", 200),
     "heat capacity": Kind("J/K", "150 J/K", 1e7, zero=False),
     "thermal resistance": Kind("K/W", "4 K/W", 1e9, zero=False),
@@ -72,6 +73,7 @@ byte = 8 * bit = B
 bps = bit / second
 flop = [operations]
 value = [values]
+instruction = [instructions]
 joule = [energy] = J
 watt = joule / second = W
 watthour = watt * hour = Wh
@@ -81,8 +83,8 @@ celsius = [celsius] = C
 request = []
 """
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-zµμ/ ]*?)\s*", re.ASCII)
-# Kinds of what comes in whole bits, bytes, operations or values.
-_OF_PIECES = ("size", "rate", "compute rate", "value rate")
+# Kinds of what comes in whole bits, bytes, operations, values or instructions.
+_OF_PIECES = ("size", "rate", "compute rate", "value rate", "instruction rate")
 _COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*(Ki|Mi|Gi|k|K|M|G)?\s*(?:([a-z]+?)s?)?\s*", re.ASCII)
 _COUNT_FACTOR = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
@@ -99,6 +101,7 @@ _PLAIN: dict[str, dict[str, float]] = {
     "frequency": {"Hz": 1.0, "requests/s": 1.0},
     "clock": {"Hz": 1.0},
     "value rate": {"value/s": 1.0, "values/s": 1.0},
+    "instruction rate": {"instruction/s": 1.0, "instructions/s": 1.0},
     "temperature": {"C": 1.0},
     "heat capacity": {"J/K": 1.0},
     "thermal resistance": {"K/W": 1.0},
@@ -270,6 +273,7 @@ def _pattern(kind: str) -> str:
         "energy": energy,
         "frequency": f"(?:{either}(?:Hz|hertz)|(?:{either}requests?)?{per})",
         "value rate": f"{large}values?{per}",
+        "instruction rate": f"{large}instructions?{per}",
         "temperature": "C",
         "heat capacity": f"{either}(?:J|joules?)\\s*/\\s*K",
         "thermal resistance": f"{either}K\\s*/\\s*(?:W|watts?)",
@@ -315,6 +319,7 @@ Joules = Annotated[float, *_physical("energy")]
 Hertz = Annotated[float, *_physical("frequency")]
 Clock = Annotated[float, *_physical("clock")]
 ValuesPerS = Annotated[float, *_physical("value rate")]
+InstructionsPerS = Annotated[float, *_physical("instruction rate")]
 # On Celsius' scale, which has no prefixes.
 Celsius = Annotated[float, *_physical("temperature")]
 JoulesPerKelvin = Annotated[float, *_physical("heat capacity")]

@@ -21,6 +21,6 @@ def bound_by(processor: ProcessorSpec, model: ModelSpec, step: DecodeStep) -> Bo
     work_s, _ = roofline.price(works)
     if float(roofline.fixed_s(step)) + processor.dispatch_s > work_s:
         return "fixed costs"
-    at_once = processor.model_copy(update={"flop_per_s": 1e30, "unpack_flop": 0.0})
+    at_once = processor.model_copy(update={"flop_per_s": 1e30, "unpack": None})
     reading_s, _ = Roofline(at_once, model).price(works)
     return "arithmetic" if work_s > _LONGER * reading_s else "reading"

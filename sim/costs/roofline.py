@@ -9,6 +9,7 @@ from kvferry.machine.ops import Number, Op
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.arithmetic import Work
 from kvferry.sim.costs.op_rules import Arithmetic, OpRule, rule_of
+from kvferry.sim.costs.unpacking import unpacking_s_per_byte
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.engine import Kernel
 from kvferry.specs.model import ModelSpec
@@ -34,12 +35,8 @@ class Roofline:
             efficiency = processor.efficiency.get(kernel, processor.default_efficiency)
             self._s_per_flop[kernel] = 1 / (processor.flop_per_s * efficiency)
             self._s_per_byte[kernel] = 1 / (processor.bytes_per_s * efficiency)
-        # Quantised weights are unpacked as they come. Left out: that a retrieval head's weights need no unpacking, and
-        # that prefill unpacks, which is little beside its arithmetic.
-        if model.layer_bits < 16:
-            vector_flop_per_s = processor.vector_flop_per_s or processor.flop_per_s
-            unpacked_s = processor.unpack_flop / vector_flop_per_s * 8 / model.layer_bits
-            self._s_per_byte["gemv"] = max(self._s_per_byte["gemv"], unpacked_s)
+        share = processor.efficiency.get("gemv", processor.default_efficiency)
+        self._s_per_byte["gemv"] = max(self._s_per_byte["gemv"], unpacking_s_per_byte(processor, model) / share)
 
     def cost(self, op: Op) -> Cost:
         """Seconds on an idle processor, and bytes of memory traffic, of one op with plain numbers."""

@@ -56,7 +56,25 @@ def test_what_a_config_leaves_out(tmp_path: Path) -> None:
     ("more", "message"),
     [
         ({"num_hidden_layers": None}, "num_hidden_layers: is missing"),
-        ({"num_experts": 64}, "num_experts: a mixture of experts is modelled as DeepSeek-V2 has it"),
+        (
+            {"num_experts": 64},
+            "num_experts: a mixture of experts is modelled as qwen3_moe, mixtral, gpt_oss and DeepSeek-V2",
+        ),
+        (
+            {
+                "model_type": "qwen3_moe",
+                "num_experts": 64,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768,
+                "decoder_sparse_step": 2,
+            },
+            "mlp_only_layers: a mixture of experts in some layers alone",
+        ),
+        ({"mamba_d_state": 256}, "mamba_d_state: state-space layers are not modelled"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types: 'linear_attention' is not modelled"),
+        ({"num_kv_shared_layers": 15}, "num_kv_shared_layers: layers that share KV are not modelled"),
+        ({"index_topk": 2048}, "index_topk: attention to tokens that an indexer picks"),
+        ({"model_type": "mamba", "num_hidden_layers": None}, "model_type: 'mamba' is not modelled: it keeps no KV"),
         ({"num_key_value_heads": 3}, "kv_heads"),
         ({"kv_lora_rank": 512}, "qk_rope_head_dim: is missing or no whole number; multi-head latent attention has it"),
     ],
@@ -82,6 +100,33 @@ def test_a_latent_cache_and_its_mixture_of_experts(tmp_path: Path) -> None:
     model, bundled = load_model(str(tmp_path / "mine")), load_model("deepseek-v2-lite")
     dimensions = set(type(model).model_fields) - {"name", "source"}
     assert {key: getattr(model, key) for key in dimensions} == {key: getattr(bundled, key) for key in dimensions}
+
+
+QWEN_MOE = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144, "vocab_size": 151936,
+    "tie_word_embeddings": False, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+GPT_OSS = {
+    "model_type": "gpt_oss", "num_hidden_layers": 24, "hidden_size": 2880, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880, "vocab_size": 201088,
+    "tie_word_embeddings": False, "num_local_experts": 32, "num_experts_per_tok": 4, "experts_per_token": 4,
+    "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "quantization_config": {"quant_method": "mxfp4"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("described", "name", "weight_bits"), [(QWEN_MOE, "qwen3-30b-a3b", 16.0), (GPT_OSS, "gpt-oss-20b", 4.25)]
+)
+def test_a_mixture_of_experts_beside_ordinary_attention(
+    tmp_path: Path, described: dict[str, Any], name: str, weight_bits: float
+) -> None:
+    model, bundled = load_model(str(config(tmp_path, **described))), load_model(name)
+    dimensions = set(type(model).model_fields) - {"name", "source", "weight_bits"}
+    assert {key: getattr(model, key) for key in dimensions} == {key: getattr(bundled, key) for key in dimensions}
+    assert model.weight_bits == weight_bits
 
 
 def test_damaged_json_and_an_empty_folder(tmp_path: Path) -> None:

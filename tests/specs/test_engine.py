@@ -10,7 +10,7 @@ from kvferry.scenarios.library import names
 from kvferry.scenarios.loader import dump_scenario, load_device, load_scenario
 from kvferry.sim.costs.roofline import Roofline
 from kvferry.specs.device import DeviceSpec
-from kvferry.specs.engine import with_engine
+from kvferry.specs.engine import UnpackSpec, with_engine
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
 
@@ -51,7 +51,8 @@ def test_a_step_by_hand() -> None:
         .model_copy(
             update={
                 "flop_per_s": 1e3,
-                "vector_flop_per_s": None,
+                "instruction_per_s": 100.0,
+                "unpack": None,
                 "bytes_per_s": 1e3,
                 "efficiency": {"gemv": 0.5},
                 "layer_s": 0.1,
@@ -59,18 +60,21 @@ def test_a_step_by_hand() -> None:
             }
         )
     )
-    reading = processor.model_copy(update={"unpack_flop": 1.0})
-    # Reading takes 1 / 500 s a byte, more than unpacking a weight of one byte at 1 / 1000 s. Arithmetic, 2 flop a
-    # weight at 500 flop/s, takes longer than both: 1 / 250 s.
-    assert Roofline(reading, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 250 + 0.3)
-    unpacking = processor.model_copy(update={"unpack_flop": 10.0})
-    assert Roofline(unpacking, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 100 + 0.3)
-    # Matrix units unpack nothing: at a tenth of the peak besides, 10 operations take 1 / 10 s.
-    beside = unpacking.model_copy(update={"vector_flop_per_s": 100.0})
-    assert Roofline(beside, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 10 + 0.3)
-    # Weights of 16 bits need no unpacking.
+    # Reading takes 1 / 500 s a byte. Arithmetic, 2 flop a weight at 500 flop/s, takes longer: 1 / 250 s.
+    assert Roofline(processor, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 250 + 0.3)
+    # A token's sums: 4 of queries, 8 of keys and values, 4 out of attention, 10, 10 and 4 of the feed-forward network,
+    # 8 of the head.
+    assert model.mean_row == weights / 48
+    # A weight takes two instructions and a third for its part of a row, 7 / 3, at half of 100 a second.
+    unpacking = processor.model_copy(
+        update={"unpack": UnpackSpec(weight_instructions=2.0, row_instructions=weights / 48 / 3)}
+    )
+    assert Roofline(unpacking, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights * 7 / 3 / 50 + 0.3)
+    # Weights of 16 bits need no unpacking, and a processor whose rate is not known hides it.
     whole = model.model_copy(update={"weight_bits": 16, "embedding_bits": 16})
     assert Roofline(unpacking, whole).cost(DecodeStep(1, 0)).duration_s == pytest.approx(2 * weights / 500 + 0.3)
+    unknown = unpacking.model_copy(update={"instruction_per_s": None})
+    assert Roofline(unknown, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 250 + 0.3)
 
 
 @pytest.mark.parametrize("name", names("device"))
