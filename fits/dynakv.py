@@ -34,11 +34,11 @@ MODELS = {"Qwen2.5-1.5B": "qwen2.5-1.5b", "Llama3.2-3B": "llama-3.2-3b"}
 LEVELS: dict[str, tuple[float, ...]] = {
     "device.processors.cpu.efficiency.gemv": (0.22, 0.3, 0.42),
     "device.storage.queue.host_s": (1e-6, 5e-6, 25e-6),
-    "device.storage.queue.host_bytes_per_s": (120e6, 240e6, 480e6),
+    "device.storage.queue.host_bytes_per_s": (100e6, 140e6, 240e6),
 }
 UNITS = {"device.storage.queue.host_s": "s", "device.storage.queue.host_bytes_per_s": "B/s"}
 # What they are in the profile, and one step away: a tenth of the runs of the grid.
-PROFILE: Numbers = (0.32, 5e-6, 240e6)
+PROFILE: Numbers = (0.32, 5e-6, 140e6)
 STEPS: Numbers = (0.4, 10e-6, 180e6)
 # Points of the search along each number, and half of a printed digit, in s.
 FINENESS = 61

@@ -129,23 +129,24 @@ def _said_by_the_trace(workload: "ContextReuseSpec | DecodeSpec", keys: tuple[st
 
 class KeysSpec(Part):
     """Statistics of keys and queries of a long generation, where KV blocks are chosen by what keys say
-    (kvferry.traces.key_process has what they mean). Chosen together so that a cluster which was updated is wanted again
-    as soon as with the models of DynaKV's Tab. 2, in their mean."""
+    (kvferry.traces.key_process has what they mean). Fitted together (fits/dynakv_keys.py) so that a cluster which was
+    updated is wanted again as soon as with the models of DynaKV's Tab. 2, in their mean, and clusters that are static,
+    local and adaptive have variances as in its Tab. 5."""
 
     # Numbers of a key, per layer, sequence and KV head.
     width: Count = Field(default=8, ge=1, le=256)
     # Tokens of a scene, in the mean; a scene is about one topic.
-    scene: Tokens = Field(default=12, ge=1, le=1_000_000)
+    scene: Tokens = Field(default=24, ge=1, le=1_000_000)
     # The chance that a scene's topic is a new one.
     novelty: float = Field(default=0.25, ge=0, le=1, strict=True)
     # How far a key lies from its topic's centre, in each number; centres have a variance of 1.
-    spread: float = Field(default=0.35, ge=0, le=100, strict=True)
+    spread: float = Field(default=0.6, ge=0, le=100, strict=True)
     # How far centres walk in 1,000 tokens.
-    drift: float = Field(default=0.1, ge=0, le=100, strict=True)
+    drift: float = Field(default=0.2, ge=0, le=100, strict=True)
     # The share of a query's variance that looks for the present scene's topic.
-    present: float = Field(default=0.06, ge=0, le=1, strict=True)
+    present: float = Field(default=0.12, ge=0, le=1, strict=True)
     # The share that looks for anything, drawn with every token.
-    whim: float = Field(default=0.15, ge=0, le=1, strict=True)
+    whim: float = Field(default=0.1, ge=0, le=1, strict=True)
     # Tokens within which a query's other interests are forgotten.
     persistence: float = Field(default=100.0, gt=0, le=1e6, strict=True)
 

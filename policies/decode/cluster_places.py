@@ -114,7 +114,8 @@ class DualHeads(Buffered):
 
     most_tokens: Annotated[int, Field(ge=1)] | None = None
     whole_pairs: bool = True
-    references: int = 64
+    # The whole prompt of the paper's experiments (5.1: "the initial input"), and the end of a longer one.
+    references: int = 512
 
     def _made(self, **sizes: Any) -> ClusterLayout:
         return DualHeadLayout(

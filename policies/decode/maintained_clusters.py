@@ -216,8 +216,9 @@ class MaintainedClusters(KeptClusters):
                 joins[n] &= not with_key
                 new = self.places.room - free + number if number < free else None
                 splits.append((layer, self._split(layer, row, block, new, with_key, (layer, row, block) in reads)))
-        # A key that joins a cluster without room moves with it, so that all of it has to be there.
-        lacks = np.flatnonzero(joins)[~self.places.fits(*(of[joins] for of in place))]
+        # A cluster without room for a key moves with it, so that all of it has to be there; not where what is behind it
+        # moves instead, which differs between layers that are alike.
+        lacks = np.flatnonzero(joins & ~(self.places.like.moves | self.places.fits(*place)))
         self.moves += len(lacks)
         if len(lacks):
             for n in lacks[~retrieved(*(of[lacks] for of in place))].tolist():
