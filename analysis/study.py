@@ -1,7 +1,7 @@
 """A study: one scenario varied over axes and seeds, and the plots of its results."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from kvferry.analysis.condition import Condition, ConditionFault, condition_of, keys_in, values_of
 from kvferry.analysis.dimensions import Dimension, dimensions_of
 from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.settings import column_of, settings_of
@@ -81,7 +82,9 @@ def load_study(
     axes = tuple(key for dimension in dimensions for key in dimension)
     base = StudyBase(tree, overrides, (*axes, *keys_set(variants)), check)
     idle = IdlePolicies()
-    found = list(_points(base, variants, dimensions, Filter.of(spec.where, tree), idle))
+    where = Filter.of(spec.where, tree)
+    _check_labels(where, variants, tree)
+    found = list(_points(base, variants, dimensions, where, idle))
     if is_whole:
         idle.check()
     points = tuple(point for _, point in found)
@@ -127,7 +130,8 @@ def _points(
         system = base.system_of(values | settings)
         systems.add(system)
         try:
-            found = where.kept(base.with_values(values | settings), partial(base.fitted, own=own))
+            tree, named = base.with_values(values | settings), {VARIANT: label} if variants else {}
+            found = where.kept(tree, partial(base.fitted, own=own), named)
             if found is not None:
                 kept += 1
                 idle.add(system, found.idle, found.heard)
@@ -167,6 +171,36 @@ def _check_apart(points: Sequence[Scenario], labels: Sequence[str], tree: Node) 
             raise input_error([Complaint(("variants", label), what, at_key=True)], tree)
 
 
+def _faults_of(where: Sequence[str], known: Sequence[str], labels: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yields what is wrong with conditions of a plot, by their number."""
+    for k, text in enumerate(where):
+        try:
+            condition = condition_of(text)
+        except ConditionFault as fault:
+            yield k, f"{text!r:.100}: {fault}"
+            continue
+        for key in (one for one in keys_in(condition) if column_of(one, known) is None):
+            yield k, f"{key!r:.60} is neither a setting nor a metric{nearest(key, known)}"
+        yield from ((k, what) for what in _no_labels(condition, labels))
+
+
+def _no_labels(condition: Condition, labels: Collection[str]) -> Iterator[str]:
+    for one in values_of(condition, VARIANT) if labels else ():
+        if one not in labels:
+            yield f"no variant is called {str(one)!r:.60}{nearest(str(one), labels)}"
+
+
+def _check_labels(where: Filter, labels: Collection[str], tree: Node) -> None:
+    """Raises InputError for conditions that name other variants."""
+    faults = [
+        Complaint(("where", n), what)
+        for n, condition in enumerate(where.conditions)
+        for what in _no_labels(condition, labels)
+    ]
+    if faults:
+        raise input_error(faults, tree)
+
+
 def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario], labels: Sequence[str]) -> None:
     """Raises InputError if a plot names a setting or metric that the results will not have, before anything runs."""
     if not spec.plots:
@@ -179,6 +213,8 @@ def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario], labels
         for key, column in (*plot.columns.items(), *(("pool", key) for key in plot.pool))
         if column_of(column, known) is None and not re.fullmatch(r"energy_\w+_j", column)
     ]
+    for n, plot in enumerate(spec.plots):
+        faults += [Complaint(("plots", n, "where", k), what) for k, what in _faults_of(plot.where, known, set(labels))]
     for n, plot in enumerate(spec.plots):
         for key in ("x", "y") if plot.kind == "pareto" else ():
             if less_is_better(named := plot.columns[key]) is None:
