@@ -175,6 +175,8 @@ def test_conditions_of_plots_are_checked_before_anything_runs(where: str, messag
 
 
 def test_labels_that_there_are_not() -> None:
-    Path("study.yaml").write_text(STUDY + "where: [variant in [Plain, Greddy]]\n")
-    with pytest.raises(InputError, match="study.yaml:11: where.0: no variant is called 'Greddy'; did you mean Greedy"):
+    Path("study.yaml").write_text(STUDY + "where: ['variant in [Plain, Greddy]']\n")
+    with pytest.raises(
+        InputError, match="study.yaml:11: where.0: no variant is called 'Greddy'; did you mean 'Greedy'"
+    ):
         load_study("study.yaml")
