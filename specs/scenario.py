@@ -233,10 +233,14 @@ class Scenario(Part):
         if real or not isinstance(self.workload, DecodeSpec | SessionSpec):
             # Which systems of these model windows, they say themselves.
             models = {"model": self.model, **models}
-        which, would = ("real runs", "backend: sim") if real else (self.workload.kind, "decode")
+        which = "a real run has none that are longer" if real else f"{self.workload.kind} has none that are longer"
+        would = "--set backend=sim" if real else "workload.kind decode or session"
         for key, model in models.items():
             if what := model.beyond_window(self.workload.longest_tokens):
-                raise BadKey(key, f"{what}; {which} cannot, {would} with KV in memory would do")
+                would += (
+                    " with KV in memory (--system vllm)" if self.workload.kind == "decode" else " with KV in memory"
+                )
+                raise BadKey(key, f"{what}; {which}: shorter ones (workload.context) would do, or {would}")
         return self
 
     @model_validator(mode="after")

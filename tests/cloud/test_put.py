@@ -95,6 +95,8 @@ def test_names_lead_nowhere_else(url: str, folder: Path, block: Path, name: str)
 def test_others_and_too_much_are_refused(url: str, folder: Path, block: Path) -> None:
     assert put(url, "turn-1", block.read_bytes(), token="another") == 401
     assert put(url, "turn-1", b"", **{"content-length": str(MOST_PUT_BYTES + 1)}) == 413
+    # Zeros before what is too long.
+    assert put(url, "turn-1", b"", **{"content-length": "0" * 20 + str(MOST_PUT_BYTES + 1)}) == 413
     assert put(url, "turn-1", block.read_bytes(), origin="http://elsewhere.example") == 403
     assert list(folder.iterdir()) == []
 
