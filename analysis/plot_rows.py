@@ -21,10 +21,8 @@ def kept_rows(frame: pd.DataFrame, where: Sequence[str]) -> pd.DataFrame:
         return frame
     conditions = [condition_of(text) for text in where]
     columns = frozenset(frame.columns)
-    kept = [
-        all(one.holds(partial(_value, row, columns)) for one in conditions)
-        for row in frame.to_dict("records")  # type: ignore[arg-type]
-    ]
+    rows: Any = frame.to_dict("records")
+    kept = [all(one.holds(partial(_value, row, columns)) for one in conditions) for row in rows]
     if not any(kept):
         raise ConditionFault("where: leaves out every row")
     return frame[kept]

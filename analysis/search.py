@@ -28,9 +28,8 @@ from kvferry.analysis.search_space import Choice, Space, space_of
 from kvferry.analysis.search_spec import Constraint, SearchSpec, constraint_of
 from kvferry.analysis.study_base import (
     StudyBase,
-    check_kind,
-    located,
     output_folder,
+    read_study,
     settings_of_all,
     under,
 )
@@ -47,7 +46,6 @@ from kvferry.scenarios.named_files import portable
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.amount import amount_of
 from kvferry.specs.base import BadKey
-from kvferry.specs.document import read_document
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node, node_of
 from kvferry.specs.scenario import Scenario
@@ -76,14 +74,12 @@ class Search:
     remarks: tuple[str, ...] = ()
 
 
-def load_search(source: str, overrides: Sequence[str] = (), check: Check | None = None) -> Search:
-    """The search of a bundled name or a path; ``a.b=c`` overrides apply to the base.
+def load_search(source: str | Mapping[str, Any], overrides: Sequence[str] = (), check: Check | None = None) -> Search:
+    """The search of a bundled name, a path or a mapping; ``a.b=c`` overrides apply to the base.
 
     Raises InputError with one line per fault: FILE:LINE: key.path: what came and what would do.
     """
-    path = located("search", source)
-    tree = read_document(path)
-    check_kind("search", tree, path)
+    tree, stem = read_study("search", source)
     try:
         spec = SearchSpec.model_validate(tree.plain())
     except ValidationError as error:
@@ -111,7 +107,7 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
             faults.append(Complaint(("objectives", n, error.key), str(error)))
     if faults:
         raise input_error(faults, tree)
-    name = spec.name or path.stem
+    name = spec.name or stem
     base = StudyBase(tree, overrides, list(spec.space), check)
     space = space_of(spec.space, tree, base, with_seeds=spec.seeds is not None)
     _check_heard(space, base)
@@ -243,7 +239,7 @@ def _tried(search: Search, number: int, chosen: Mapping[str, Node]) -> Tried:
     found = Tried(number, shown, system=search.base.system_of(chosen))
     try:
         for seed in search.seeds or (None,):
-            tree = search.base.with_values(chosen | ({} if seed is None else {"seed": seed}))
+            tree = search.base.with_values({**chosen} | ({} if seed is None else {"seed": seed}))
             point = search.where.kept(tree, search.base.fitted)
             if point is None:
                 found.scenarios, found.why = {}, "left out by a condition"

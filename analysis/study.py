@@ -17,9 +17,8 @@ from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.study_base import (
     StudyBase,
     bundled_names,
-    check_kind,
-    located,
     output_folder,
+    read_study,
     settings_of_all,
     under,
 )
@@ -32,7 +31,6 @@ from kvferry.scenarios.idle import IdlePolicies
 from kvferry.scenarios.loader import Check, scenario_hash
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs import human
-from kvferry.specs.document import read_document
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node
 from kvferry.specs.scenario import Scenario
@@ -60,22 +58,20 @@ class Study:
 
 
 def load_study(
-    source: str, overrides: Sequence[str] = (), check: Check | None = None, *, is_whole: bool = True
+    source: str | Mapping[str, Any], overrides: Sequence[str] = (), check: Check | None = None, *, is_whole: bool = True
 ) -> Study:
-    """The study of a bundled name or a path, each point validated; ``a.b=c`` overrides apply to the base. A policy that
-    some systems do not have has no effect on these, which run once for all of its values.
+    """The study of a bundled name, a path or a mapping, each point validated; ``a.b=c`` overrides apply to the base. A
+    policy that some systems do not have has no effect on these, which run once for all of its values.
 
     `is_whole`: its systems are all that run, so that a policy which none of them has is refused. Raises InputError with
     one line per fault: FILE:LINE: key.path: what came and what would do.
     """
-    path = located("study", source)
-    tree = read_document(path)
-    check_kind("study", tree, path)
+    tree, stem = read_study("study", source)
     try:
         spec = StudySpec.model_validate(tree.plain())
     except ValidationError as error:
         raise input_error(complaints_of(error, StudySpec), tree) from None
-    name = spec.name or path.stem
+    name = spec.name or stem
     output = output_folder(spec.output, tree, name)
     variants = variants_in(tree)
     dimensions = dimensions_of(spec, tree, keys_set(variants))
@@ -130,8 +126,8 @@ def _points(
         system = base.system_of(values | settings)
         systems.add(system)
         try:
-            tree, named = base.with_values(values | settings), {VARIANT: label} if variants else {}
-            found = where.kept(tree, partial(base.fitted, own=own), named)
+            labelled = {VARIANT: label} if variants else {}
+            found = where.kept(base.with_values(values | settings), partial(base.fitted, own=own), labelled)
             if found is not None:
                 kept += 1
                 idle.add(system, found.idle, found.heard)

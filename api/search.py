@@ -112,14 +112,15 @@ class Found:
 
 
 @naming_plugins()
-def search_of(source: str | Path, settings: Settings = ()) -> Search:
-    """The search of a bundled name or a file; `settings` apply to its base, as in ``load``. Raises InputError with a
-    line per fault."""
-    return load_search(str(source), overrides_of(settings), check=names_in_use)
+def search_of(source: str | Path | Mapping[str, Any], settings: Settings = ()) -> Search:
+    """The search of a bundled name, a file or a mapping; `settings` apply to its base, as in ``load``. Raises
+    InputError with a line per fault."""
+    given = source if isinstance(source, Mapping) else str(source)
+    return load_search(given, overrides_of(settings), check=names_in_use)
 
 
 def search(
-    source: str | Path | Search,
+    source: str | Path | Mapping[str, Any] | Search,
     settings: Settings = (),
     *,
     output: str | Path | None = None,
@@ -131,7 +132,8 @@ def search(
 ) -> Found:
     """Looks for settings that are best under objectives and constraints, and draws what it found.
 
-    `source`: a bundled name or a file (docs/search.md). `settings` apply to its base. `output`: the folder; None: the
+    `source`: a bundled name, a file (docs/search.md), or a mapping as a file has it.
+    `settings` apply to its base. `output`: the folder; None: the
     one that the search names. `jobs`, `executor` and `intervals` as in ``sweep``: they change nothing about what is
     tried. `progress` is called with how many points are done, of how many.
 

@@ -102,12 +102,13 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios:
     # A setting that is an objective is a column of settings already.
     metrics = [metric for metric in metrics if metric not in settings]
     labels = [label_of(whole_name(metric, scenarios), with_cloud) for metric in metrics]
+    rows: Any = shown.to_dict("records")
     title = "Pareto front" if len(result["objectives"]) > 1 else "Best"
     print_table(
         [*settings, *labels],
         [
             [*(_setting(one, row, key) for key in settings), *(_figure(one, key) for key in metrics)]
-            for one, row in zip(front[:_MOST_SHOWN], shown.to_dict("records"), strict=False)
+            for one, row in zip(front[:_MOST_SHOWN], rows, strict=False)
         ],
         title if len(front) <= _MOST_SHOWN else f"{title}: the first {_MOST_SHOWN} of {len(front)}",
     )

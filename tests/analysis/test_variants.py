@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from tiny import STREAMED, as_yaml, changed
 
 import kvferry
@@ -180,3 +181,13 @@ def test_labels_that_there_are_not() -> None:
         InputError, match="study.yaml:11: where.0: no variant is called 'Greddy'; did you mean 'Greedy'"
     ):
         load_study("study.yaml")
+
+
+def test_a_mapping_is_what_its_file_would_be() -> None:
+    kvferry.sweep("study.yaml", output="by-file", jobs=1, plots=False)
+    swept = kvferry.sweep(yaml.safe_load(STUDY), output="by-mapping", jobs=1, plots=False)
+    assert swept.study.name == "study"
+    for name in ("points.parquet", "study.yaml"):
+        assert (Path("by-file") / name).read_bytes() == (Path("by-mapping") / name).read_bytes()
+    with pytest.raises(InputError, match=r"\(mapping\): axes.link.rtx: unknown key|link.rtx"):
+        kvferry.sweep({"base": "small.yaml", "axes": {"link.rtx": [1]}}, jobs=1)
