@@ -43,6 +43,7 @@ def test_yaml_that_is_none(text: str, said: str) -> None:
     [
         ("workload.arrivals=0.2", "0.2 is not a mapping (key: value); write it like {rate: 0.2 requests/s}"),
         ("load={share: 30 %}", "load.share: '30 %' is not a number; write it like 0.3"),
+        ("link={rate:1 Mbit/s}", "link.rate:1 Mbit/s: lacks a blank behind its colon; write it like rate: 1 Mbit/s"),
         ("system=[ferry, sparkv]", "several: kvferry compare SCENARIO --systems ferry,sparkv"),
         ("model=model.gguf", "'model.gguf' is not there; a GGUF file, a Hugging Face folder, a YAML file or a bundled"),
         ("model=models/typo", "'models/typo' is not there; a Hugging Face folder or a bundled name would do"),
