@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvferry.specs.amount import Amount, amount_of
+from kvferry.specs.units import KINDS
 
 # The value of a key; raises LookupError for a key that there is none of.
 ValueOf = Callable[[str], Any]
@@ -106,6 +107,27 @@ def condition_of(text: str) -> Condition:
     return _Reader(_tokens(text)).whole()
 
 
+def keys_in(condition: Condition) -> Iterator[str]:
+    """Yields the keys that it compares."""
+    for one in _comparisons(condition):
+        yield from (part.name for part in (one.left, *one.right) if isinstance(part, _Key))
+
+
+def values_of(condition: Condition, key: str) -> Iterator[Any]:
+    """Yields what a key is compared with."""
+    for one in _comparisons(condition):
+        if one.left.name == key:
+            yield from (part.value for part in one.right if isinstance(part, _Value))
+
+
+def _comparisons(condition: Condition) -> Iterator[_Comparison]:
+    if isinstance(condition, _Comparison):
+        yield condition
+        return
+    for part in (condition.inner,) if isinstance(condition, _Not) else condition.parts:
+        yield from _comparisons(part)
+
+
 def _equal(left: Any, right: Any, name: str) -> bool:
     one, other = amount_of(left), amount_of(right)
     if one is None or other is None:
@@ -116,7 +138,8 @@ def _equal(left: Any, right: Any, name: str) -> bool:
 
 def _check_alike(one: Amount, other: Amount, name: str) -> None:
     if not one.is_like(other):
-        raise ConditionFault(f"{name} is a {one.kind}, and is compared with a {other.kind}")
+        how = f"; write it like '{KINDS[one.kind].example}'" if one.kind in KINDS else ""
+        raise ConditionFault(f"{name} is a {one.kind}, and is compared with a {other.kind}{how}")
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:

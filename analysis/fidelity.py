@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvferry.analysis.fidelity_quality import quality_beside, quality_of
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.occupancy import union
 from kvferry.backends.world import OpenWorld, Say
@@ -19,6 +20,7 @@ from kvferry.machine.span import Span
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import BACKENDS, run_scenario
 from kvferry.specs.errors import KvferryError
+from kvferry.specs.live import DecodeLive
 from kvferry.specs.scenario import Scenario
 
 # Compared end to end, of the metrics of a run; the ones that neither world has are left out.
@@ -70,13 +72,16 @@ def in_both_worlds(
 def figures_of(scenario: Scenario, run: Run) -> dict[str, Any]:
     """What is kept of a run: ``metrics``, those of COMPARED that it has and ``overlap`` (share of the load time when
     link and processor both work), and ``ops``, [resource, label, how many spans, their mean seconds]. Of conversations
-    also ``turns``: seconds to the first token of each, from its question."""
+    also ``turns``: seconds to the first token of each, from its question. Of decoding whose quality is asked for
+    (``live.quality``) also ``quality``, what the run knows of it."""
     metrics = metrics_for(scenario, run)
     if run.tally.bytes_of("link"):
         metrics["overlap"] = _overlap(run, scenario.device.main)
     compared = {key: metrics[key] for key in (*COMPARED, "overlap") if key in metrics}
     turns = {} if run.sessions is None else {"turns": [one.first_token_s - one.arrival_s for one in run.sessions.turns]}
-    return {"metrics": compared, "ops": _ops(run.spans), **turns}
+    asked = isinstance(scenario.live, DecodeLive) and scenario.live.quality
+    quality = {"quality": quality_of(metrics)} if asked else {}
+    return {"metrics": compared, "ops": _ops(run.spans), **turns, **quality}
 
 
 def beside(
@@ -88,16 +93,20 @@ def beside(
     and ``spread``, the standard deviation of the measured ones over their median (None for a single run). ``ops``:
     per resource and label, how many spans, their mean duration and its error. ``runs``: every measured `headline`, the
     metric that the workload is about. ``turns``, of conversations: each turn's TTFT like a metric, and
-    ``turn_error_median``, the median of their absolute errors.
+    ``turn_error_median``, the median of their absolute errors. ``quality``, where it was measured: ``quality_beside``.
     """
     runs = [figures["metrics"] for figures in measured]
     metrics = {
-        key: _beside(value, [figures[key] for figures in runs])
+        key: figure_beside(value, [figures[key] for figures in runs])
         for key, value in simulated["metrics"].items()
         if all(key in figures for figures in runs)
     }
     ops = _ops_beside(simulated["ops"], [figures["ops"] for figures in measured])
     found = {"metrics": metrics, "ops": ops, "headline": headline, "runs": [figures.get(headline) for figures in runs]}
+    quality = quality_beside(
+        simulated.get("quality", {}), [figures.get("quality", {}) for figures in measured], figure_beside
+    )
+    found |= {"quality": quality} if quality else {}
     return found | _turns_beside(simulated.get("turns", ()), [figures.get("turns", ()) for figures in measured])
 
 
@@ -170,7 +179,8 @@ def _length(intervals: tuple[np.ndarray, np.ndarray]) -> float:
     return float((ends - starts).sum())
 
 
-def _beside(simulated: float, measured: Sequence[float]) -> dict[str, float | None]:
+def figure_beside(simulated: float, measured: Sequence[float]) -> dict[str, float | None]:
+    """Returns a simulated figure, the median of measured ones, its error and their spread, as ``beside`` has them."""
     middle = median(measured)
     return {
         "simulated": simulated,
@@ -184,7 +194,7 @@ def _turns_beside(simulated: Sequence[float], measured: Sequence[Sequence[float]
     """Turn by turn, in the order of their numbers; empty where there are none."""
     if not simulated:
         return {}
-    turns = [_beside(one, each) for one, each in zip(simulated, zip(*measured, strict=True), strict=True)]
+    turns = [figure_beside(one, each) for one, each in zip(simulated, zip(*measured, strict=True), strict=True)]
     return {"turns": turns} | _median_of(turns)
 
 

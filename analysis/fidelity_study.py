@@ -13,7 +13,16 @@ from kvferry.analysis import style
 from kvferry.analysis.code_version import plugins_version
 from kvferry.analysis.compare import compare_gantt
 from kvferry.analysis.envelope import provenance_of, to_json, versions
-from kvferry.analysis.fidelity import TwoWorlds, beside, beside_pairs, figures_of, in_both_worlds, summary_of
+from kvferry.analysis.fidelity import (
+    TwoWorlds,
+    beside,
+    beside_pairs,
+    figure_beside,
+    figures_of,
+    in_both_worlds,
+    summary_of,
+)
+from kvferry.analysis.fidelity_quality import with_recall
 from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.folder import folder_name, write_pictures
 from kvferry.analysis.remarks import how_known
@@ -99,7 +108,10 @@ def measure(
             what = f"the machine changed its speed in each of its {len(found['left_out'])} runs"
             raise KvferryError(f"{row['name']}: {what}; on a quiet machine, or with more --runs, some count")
         kept_runs = {key: each[: study.runs] if isinstance(each, list) else each for key, each in found.items()}
-        rows.append(row | _errors(scenario, kept_runs))
+        errors = _errors(scenario, kept_runs)
+        if "quality" in errors:
+            errors["quality"] = with_recall(scenario, errors["quality"], figure_beside)
+        rows.append(row | errors)
     first = study.scenarios[0]
     report = {
         "study": study.name,

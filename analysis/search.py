@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,37 +23,32 @@ from kvferry.analysis.figures import FIGURES
 from kvferry.analysis.interval_columns import LEAST, MOST, IntervalsOf
 from kvferry.analysis.journal import Row
 from kvferry.analysis.point import Point, Work
-from kvferry.analysis.repeats import Range
+from kvferry.analysis.search_points import points_of, size_of
 from kvferry.analysis.search_space import Choice, Space, space_of
 from kvferry.analysis.search_spec import Constraint, SearchSpec, constraint_of
 from kvferry.analysis.study_base import (
     StudyBase,
-    check_kind,
-    located,
     output_folder,
+    read_study,
     settings_of_all,
     under,
 )
 from kvferry.analysis.study_filter import Filter
 from kvferry.analysis.study_text import search_text
+from kvferry.analysis.tried import Tried
 from kvferry.pipelines.plugins import used
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.faults import complaints_of, input_error, nearest
-from kvferry.scenarios.idle import IdlePolicies, Key
+from kvferry.scenarios.idle import IdlePolicies
 from kvferry.scenarios.loader import Check, scenario_hash
 from kvferry.scenarios.named_files import portable
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.amount import amount_of
 from kvferry.specs.base import BadKey
-from kvferry.specs.document import read_document
-from kvferry.specs.errors import InputError, MissingExtra
+from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node, node_of
 from kvferry.specs.scenario import Scenario
-
-if TYPE_CHECKING:
-    from optuna.study import Study
-    from optuna.trial import Trial
 
 Progress = Callable[[int, int], None]
 # Points that are looked through for one at which a policy has an effect.
@@ -79,35 +74,12 @@ class Search:
     remarks: tuple[str, ...] = ()
 
 
-@dataclass
-class Tried:
-    """A point that was tried: what was chosen, the scenarios that it makes by key, and what came of them.
-
-    `figures` are medians over the seeds of the metrics that objectives and constraints name, `intervals` those of the
-    ends of their intervals, where points have these; `why` says what keeps the point from being a solution. `idle`:
-    policies that were chosen or set and that its `system` does not have; `heard`: the other ones.
-    """
-
-    number: int
-    settings: dict[str, Any]
-    scenarios: dict[str, Scenario] = field(default_factory=dict)
-    figures: dict[str, float] = field(default_factory=dict)
-    intervals: dict[str, Range] = field(default_factory=dict)
-    why: str | None = None
-    is_valid: bool = True
-    system: str = ""
-    idle: Mapping[Key, str] = field(default_factory=dict)
-    heard: Collection[Key] = ()
-
-
-def load_search(source: str, overrides: Sequence[str] = (), check: Check | None = None) -> Search:
-    """The search of a bundled name or a path; ``a.b=c`` overrides apply to the base.
+def load_search(source: str | Mapping[str, Any], overrides: Sequence[str] = (), check: Check | None = None) -> Search:
+    """The search of a bundled name, a path or a mapping; ``a.b=c`` overrides apply to the base.
 
     Raises InputError with one line per fault: FILE:LINE: key.path: what came and what would do.
     """
-    path = located("search", source)
-    tree = read_document(path)
-    check_kind("search", tree, path)
+    tree, stem = read_study("search", source)
     try:
         spec = SearchSpec.model_validate(tree.plain())
     except ValidationError as error:
@@ -135,7 +107,7 @@ def load_search(source: str, overrides: Sequence[str] = (), check: Check | None 
             faults.append(Complaint(("objectives", n, error.key), str(error)))
     if faults:
         raise input_error(faults, tree)
-    name = spec.name or path.stem
+    name = spec.name or stem
     base = StudyBase(tree, overrides, list(spec.space), check)
     space = space_of(spec.space, tree, base, with_seeds=spec.seeds is not None)
     _check_heard(space, base)
@@ -193,27 +165,27 @@ def run_search(
     intervals_of: IntervalsOf | None = None,
     allow: Callable[[Sequence[Scenario]], None] = lambda _: None,
 ) -> tuple[list[Tried], int]:
-    """Try as many points as the search says, and return them in their order, with how many scenarios were run now.
+    """Try as many points as the search says, or all of a space that has no more, and return them in their order, with
+    how many scenarios were run now.
 
     The folder is a ``Dataset``, as a sweep's. A search that was killed begins again and takes what is there: the same
-    seed chooses the same points, whatever the executor and its workers, so nothing is run twice. Points are chosen
+    seed chooses the same points, whatever the executor and its workers, so nothing is run twice. No point comes twice.
+    Points are chosen
     `at_once` by `at_once`; a scenario that is not valid, or that a condition leaves out, is not run and counts as a
     point that breaks a constraint. So does one that failed, ran out of memory, or lacks a metric. `allow` raises for
     scenarios that may not run.
 
     Raises InputError when none of the first ones is valid, KvferryError when the folder cannot be used, MissingExtra.
     """
-    study = _study(search)
+    made = partial(_tried, search)
+    points, most = points_of(search.spec, search.space, search.constraints), points_in(search)
     tried: list[Tried] = []
     n_new = 0
     with Dataset(folder) as data, executor:
         known = _known(data, search)
         try:
-            while len(tried) < search.spec.points:
-                progress(len(tried), search.spec.points)
-                with _quiet():
-                    trials = [study.ask() for _ in range(min(search.spec.at_once, search.spec.points - len(tried)))]
-                    together = [_tried(search, trial) for trial in trials]
+            progress(0, most)
+            while together := points.next(min(search.spec.at_once, most - len(tried)), made):
                 if not any(one.is_valid for one in (*tried, *together)):
                     raise InputError(invalid_under(together[0]))
                 allow([scenario for one in together for scenario in one.scenarios.values()])
@@ -221,46 +193,26 @@ def run_search(
                     data.add(row)
                     known[row["key"]] = row
                     n_new += 1
-                    progress(len(tried) + _finished(together, known), search.spec.points)
-                for trial, one in zip(trials, together, strict=True):
+                    progress(len(tried) + _finished(together, known), most)
+                for one in together:
                     _judge(search, one, known)
-                    with _quiet():
-                        _tell(search, study, trial, one)
+                    points.tell(one)
                 tried += together
-                progress(len(tried), search.spec.points)
+                progress(len(tried), most)
         finally:
             data.compact()
     return tried, n_new
 
 
+def points_in(search: Search) -> int:
+    """Returns how many points are tried, at most: all that the space has, where these are few."""
+    size = size_of(search.space)
+    return search.spec.points if size is None else min(size, search.spec.points)
+
+
 def _finished(together: Sequence[Tried], known: Mapping[str, Row]) -> int:
     """Points of these that have run whole: what an interrupted search has kept, in the middle of a round too."""
     return sum(bool(one.scenarios) and one.scenarios.keys() <= known.keys() for one in together)
-
-
-def _study(search: Search) -> Study:
-    try:
-        import optuna
-    except ImportError:
-        raise MissingExtra("a search needs optuna; install it with: pip install '.[search]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = search.spec.seed
-    with _quiet():
-        sampler = {
-            "tpe": lambda: optuna.samplers.TPESampler(seed=seed, multivariate=True),
-            "nsga2": lambda: optuna.samplers.NSGAIISampler(seed=seed, population_size=max(2, search.spec.at_once)),
-            "random": lambda: optuna.samplers.RandomSampler(seed=seed),
-        }[search.spec.sampler]()
-        directions = ["minimize" if objective.lower else "maximize" for objective in search.spec.objectives]
-        return optuna.create_study(directions=directions, sampler=sampler)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without optuna's warnings about what it calls experimental."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _known(data: Dataset, search: Search) -> dict[str, Row]:
@@ -281,14 +233,13 @@ def _metrics(search: Search) -> list[str]:
     return list(dict.fromkeys([*named, *(constraint.metric for constraint in search.constraints)]))
 
 
-def _tried(search: Search, trial: Trial) -> Tried:
-    """What a trial chooses, as scenarios; or why it makes none."""
-    chosen = {key: part.chosen(key, trial) for key, part in search.space.items()}
+def _tried(search: Search, number: int, chosen: Mapping[str, Node]) -> Tried:
+    """What was chosen, as scenarios; or why it makes none."""
     shown = {key: _shown(node) for key, node in chosen.items()}
-    found = Tried(trial.number, shown, system=search.base.system_of(chosen))
+    found = Tried(number, shown, system=search.base.system_of(chosen))
     try:
         for seed in search.seeds or (None,):
-            tree = search.base.with_values(chosen | ({} if seed is None else {"seed": seed}))
+            tree = search.base.with_values({**chosen} | ({} if seed is None else {"seed": seed}))
             point = search.where.kept(tree, search.base.fitted)
             if point is None:
                 found.scenarios, found.why = {}, "left out by a condition"
@@ -335,7 +286,7 @@ def _judge(search: Search, one: Tried, known: Mapping[str, Row]) -> None:
         one.why = f"{unfinished['outcome'].replace('_', ' ')}: {unfinished['why']}"
         return
     chosen = {key: amount_of(one.settings[key]) for key in _metrics(search) if key in one.settings}
-    one.figures = {key: float(amount.number) for key, amount in chosen.items() if amount is not None}
+    one.figures = {key: amount.number for key, amount in chosen.items() if amount is not None}
     for metric in (key for key in _metrics(search) if key not in one.settings):
         values = [row[metric] for row in rows if row.get(metric) is not None and row[metric] == row[metric]]
         if len(values) < len(rows):
@@ -347,15 +298,3 @@ def _judge(search: Search, one: Tried, known: Mapping[str, Row]) -> None:
             one.intervals[metric] = median(least), median(most)
     broken = [bound.text for bound in search.constraints if bound.excess(one.figures[bound.metric]) > 0]
     one.why = f"breaks {' and '.join(broken)}" if broken else None
-
-
-def _tell(search: Search, study: Study, trial: Trial, one: Tried) -> None:
-    values = [one.figures.get(objective.metric) for objective in search.spec.objectives]
-    complete = [value for value in values if value is not None]
-    is_run = len(complete) == len(values)
-    # Where figures are missing, this alone counts: of values of a point that breaks a constraint, no sampler learns.
-    trial.set_constraint("has figures", -1.0 if is_run else 1.0)
-    for bound in search.constraints:
-        figure = one.figures.get(bound.metric)
-        trial.set_constraint(bound.text, 1.0 if figure is None else bound.excess(figure))
-    study.tell(trial, complete if is_run else [0.0] * len(values))

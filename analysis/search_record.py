@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvferry.analysis.search import Search, Tried, load_search
+from kvferry.analysis.search import Search, load_search
 from kvferry.analysis.study_record import SEARCH, Recorded, check_plugins, read_provenance, write_record
+from kvferry.analysis.tried import Tried
 from kvferry.scenarios.loader import Check
 
 

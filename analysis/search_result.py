@@ -12,15 +12,20 @@ import numpy as np
 from kvferry.analysis.envelope import to_json
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.pareto import front_of, pareto_picture, progress_picture
-from kvferry.analysis.search import Search, Tried
+from kvferry.analysis.search import Search
+from kvferry.analysis.search_points import is_whole
 from kvferry.analysis.study_plots import axis_of, devices_of
 from kvferry.analysis.style import render
+from kvferry.analysis.tried import Tried
 from kvferry.specs.scenario import Scenario
 from kvferry.system.whole_file import write_file
 
+# Stands for the sampler where none chose.
+EVERY = "every point"
+
 
 def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
-    """{"search", "points", "distinct", "solutions", "objectives", "constraints", "sampler", "seed", "seeds", "front",
+    """{"search", "points", "solutions", "objectives", "constraints", "sampler", "seed", "seeds", "front",
     "others"}.
 
     "front" has the points that no other solution beats in every objective, sorted by the first one, the earliest of
@@ -37,14 +42,13 @@ def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
     return {
         "search": search.name,
         "points": len(tried),
-        "distinct": distinct_points(tried),
         "solutions": len(solutions),
         "objectives": [
             {"metric": one.metric, "better": "low" if is_lower else "high"}
             for one, is_lower in zip(objectives, lower, strict=True)
         ],
         "constraints": [bound.text for bound in search.constraints],
-        "sampler": search.spec.sampler,
+        "sampler": EVERY if is_whole(search.spec, search.space) else search.spec.sampler,
         "seed": search.spec.seed,
         "seeds": [node.plain() for node in search.seeds],
         "front": [
@@ -60,11 +64,6 @@ def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
         ],
         "others": dict(sorted(Counter(_reason(one) for one in tried if one.why is not None).items())),
     }
-
-
-def distinct_points(tried: Sequence[Tried]) -> int:
-    """How many of the points differ: a sampler may choose one again, which is not run again."""
-    return len({tuple(sorted((key, repr(value)) for key, value in one.settings.items())) for one in tried})
 
 
 def write_result(search: Search, tried: Sequence[Tried], folder: Path, plots: bool = True) -> tuple[Path, list[Path]]:
@@ -98,9 +97,7 @@ def _picture(search: Search, tried: Sequence[Tried], result: dict[str, Any]) -> 
     axes = [axis_of(one, one, False, of_devices=of_devices, figure=whole_name(one, scenarios)) for one in metrics]
     title = search.name + devices_of(scenarios)
     solutions, front, lower = _solutions(search, tried)
-    distinct = distinct_points(tried)
-    again = f" ({distinct:,} distinct)" if distinct < len(tried) else ""
-    note = f"{len(solutions):,} of {len(tried):,} points{again} keep every constraint"
+    note = f"{len(solutions):,} of {len(tried):,} points keep every constraint"
     if search.seeds:
         note += f"; medians over {len(search.seeds)} seeds"
     if len(metrics) == 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from kvferry.analysis.study_base import StudyBase
@@ -29,6 +31,23 @@ class Choice:
         """Returns its values."""
         return self.values
 
+    @property
+    def size(self) -> int:
+        """Returns how many there are."""
+        return len(self.values)
+
+    def every(self) -> tuple[Node, ...]:
+        """Returns all its values."""
+        return self.values
+
+    def shares(self) -> Sequence[float]:
+        """Returns what a trial has for each of them."""
+        return range(len(self.values))
+
+    def drawn(self, chance: Random) -> float:
+        """Returns one of these at random."""
+        return chance.randrange(len(self.values))
+
     def chosen(self, key: str, trial: Trial) -> Node:
         if self.ordered:
             return self.values[trial.suggest_int(key, 0, len(self.values) - 1)]
@@ -46,6 +65,23 @@ class Within:
     def samples(self) -> tuple[Node, ...]:
         """Returns its ends."""
         return tuple(node_of(self.limits.at(share), self.node.place) for share in (0.0, 1.0))
+
+    @property
+    def size(self) -> int | None:
+        """Returns how many numbers there are, if they are whole ones."""
+        return self.limits.size
+
+    def every(self) -> tuple[Node, ...]:
+        """Returns all of them, if they are whole ones."""
+        return tuple(node_of(self.limits.at(share), self.node.place) for share in self.shares())
+
+    def shares(self) -> Sequence[float]:
+        """Returns the share at which each of them lies."""
+        return self.limits.shares()
+
+    def drawn(self, chance: Random) -> float:
+        """Returns a share at random."""
+        return chance.random()
 
     def chosen(self, key: str, trial: Trial) -> Node:
         return node_of(self.limits.at(trial.suggest_float(key, 0.0, 1.0)), self.node.place)

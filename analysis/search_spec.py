@@ -63,13 +63,18 @@ def constraint_of(text: str) -> Constraint:
     amount = amount_of(number_or_text(match[3])) if match else None
     if match is None or amount is None or not math.isfinite(amount.number):
         raise ValueError(f"{text!r:.100} is no constraint; write it like 'ttft_s <= 4 s'")
-    wanted = next((kind for ending, kind in _KIND_OF_ENDING.items() if match[1].endswith(ending)), None)
-    if _RATE_ENDING.search(match[1]):  # tokens_per_s, say
-        wanted = None
+    wanted = kind_of(match[1])
     if amount.unit and amount.kind != wanted:
         unit = f"a {wanted}" if wanted else "a plain number"
         raise ValueError(f"{match[1]} is {unit}, and {match[3]!r:.40} a {amount.kind}")
     return Constraint(text, match[1], match[2] == "<=", float(amount.number))
+
+
+def kind_of(column: str) -> str | None:
+    """Returns the kind of unit that a metric or a column of settings is in, by its name; None: a plain number."""
+    if _RATE_ENDING.search(column):  # tokens_per_s, say
+        return None
+    return next((kind for ending, kind in _KIND_OF_ENDING.items() if column.endswith(ending)), None)
 
 
 _NAMED_ALONE = BeforeValidator(lambda value: {"metric": value} if isinstance(value, str) else value)

@@ -11,6 +11,7 @@ from kvferry.pipelines.record import Run, TurnRecord
 from kvferry.specs.storage import StorageSpec
 
 _DAY_S, _YEAR_S = 86_400.0, 365.25 * 86_400.0
+_ROUNDING = 1e-12
 # Where the KV of a prompt's tokens came from, the nearest first, by the field of a record.
 FROM = {"memory": "from_memory", "flash": "from_flash", "cloud": "from_cloud", "computed": "computed"}
 
@@ -78,7 +79,9 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     bounds_s = [turn.bound_s for turn in turns if turn.bound_s is not None]
     if len(bounds_s) == len(turns):
         found["waits_bound_s"] = float(sum(bounds_s))
-        found["waits_savable_share"] = 1.0 - found["waits_bound_s"] / found["waits_s"] if found["waits_s"] else 0.0
+        # What is bound and what was waited are sums in another order.
+        saved = 1.0 - found["waits_bound_s"] / found["waits_s"] if found["waits_s"] else 0.0
+        found["waits_savable_share"] = 0.0 if abs(saved) < _ROUNDING else saved
     found |= _attention(turns)
     if said := sum(turn.said_by_cloud for turn in turns):
         found["said_by_cloud_share"] = said / sum(turn.output for turn in turns)

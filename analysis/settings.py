@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from kvferry.scenarios.named_files import named_files, portable_name
+from kvferry.specs.link import NoLink
 from kvferry.specs.scenario import Scenario
 
 Scalar = str | float | int | bool
@@ -33,7 +34,7 @@ def settings_of(scenario: Scenario) -> dict[str, Scalar]:
             found[".".join(path)] = value
 
     dumped = scenario.model_dump()
-    lay_out(dumped, ())
+    lay_out({key: part for key, part in dumped.items() if key != "link" or not isinstance(scenario.link, NoLink)}, ())
     for key, path in named_files(dumped).items():
         # One that is gone stays as it was written.
         if path.exists():

@@ -1,7 +1,7 @@
 """A study: one scenario varied over axes and seeds, and the plots of its results."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -10,15 +10,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from kvferry.analysis.condition import Condition, ConditionFault, condition_of, keys_in, values_of
 from kvferry.analysis.dimensions import Dimension, dimensions_of
 from kvferry.analysis.figures import FIGURES, less_is_better
 from kvferry.analysis.settings import column_of, settings_of
 from kvferry.analysis.study_base import (
     StudyBase,
     bundled_names,
-    check_kind,
-    located,
     output_folder,
+    read_study,
     settings_of_all,
     under,
 )
@@ -31,7 +31,6 @@ from kvferry.scenarios.idle import IdlePolicies
 from kvferry.scenarios.loader import Check, scenario_hash
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs import human
-from kvferry.specs.document import read_document
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node
 from kvferry.specs.scenario import Scenario
@@ -59,29 +58,29 @@ class Study:
 
 
 def load_study(
-    source: str, overrides: Sequence[str] = (), check: Check | None = None, *, is_whole: bool = True
+    source: str | Mapping[str, Any], overrides: Sequence[str] = (), check: Check | None = None, *, is_whole: bool = True
 ) -> Study:
-    """The study of a bundled name or a path, each point validated; ``a.b=c`` overrides apply to the base. A policy that
-    some systems do not have has no effect on these, which run once for all of its values.
+    """The study of a bundled name, a path or a mapping, each point validated; ``a.b=c`` overrides apply to the base. A
+    policy that some systems do not have has no effect on these, which run once for all of its values.
 
     `is_whole`: its systems are all that run, so that a policy which none of them has is refused. Raises InputError with
     one line per fault: FILE:LINE: key.path: what came and what would do.
     """
-    path = located("study", source)
-    tree = read_document(path)
-    check_kind("study", tree, path)
+    tree, stem = read_study("study", source)
     try:
         spec = StudySpec.model_validate(tree.plain())
     except ValidationError as error:
         raise input_error(complaints_of(error, StudySpec), tree) from None
-    name = spec.name or path.stem
+    name = spec.name or stem
     output = output_folder(spec.output, tree, name)
     variants = variants_in(tree)
     dimensions = dimensions_of(spec, tree, keys_set(variants))
     axes = tuple(key for dimension in dimensions for key in dimension)
     base = StudyBase(tree, overrides, (*axes, *keys_set(variants)), check)
     idle = IdlePolicies()
-    found = list(_points(base, variants, dimensions, Filter.of(spec.where, tree), idle))
+    where = Filter.of(spec.where, tree)
+    _check_labels(where, variants, tree)
+    found = list(_points(base, variants, dimensions, where, idle))
     if is_whole:
         idle.check()
     points = tuple(point for _, point in found)
@@ -127,7 +126,8 @@ def _points(
         system = base.system_of(values | settings)
         systems.add(system)
         try:
-            found = where.kept(base.with_values(values | settings), partial(base.fitted, own=own))
+            labelled = {VARIANT: label} if variants else {}
+            found = where.kept(base.with_values(values | settings), partial(base.fitted, own=own), labelled)
             if found is not None:
                 kept += 1
                 idle.add(system, found.idle, found.heard)
@@ -167,6 +167,36 @@ def _check_apart(points: Sequence[Scenario], labels: Sequence[str], tree: Node) 
             raise input_error([Complaint(("variants", label), what, at_key=True)], tree)
 
 
+def _faults_of(where: Sequence[str], known: Sequence[str], labels: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yields what is wrong with conditions of a plot, by their number."""
+    for k, text in enumerate(where):
+        try:
+            condition = condition_of(text)
+        except ConditionFault as fault:
+            yield k, f"{text!r:.100}: {fault}"
+            continue
+        for key in (one for one in keys_in(condition) if column_of(one, known) is None):
+            yield k, f"{key!r:.60} is neither a setting nor a metric{nearest(key, known)}"
+        yield from ((k, what) for what in _no_labels(condition, labels))
+
+
+def _no_labels(condition: Condition, labels: Collection[str]) -> Iterator[str]:
+    for one in values_of(condition, VARIANT) if labels else ():
+        if one not in labels:
+            yield f"no variant is called {str(one)!r:.60}{nearest(str(one), labels)}"
+
+
+def _check_labels(where: Filter, labels: Collection[str], tree: Node) -> None:
+    """Raises InputError for conditions that name other variants."""
+    faults = [
+        Complaint(("where", n), what)
+        for n, condition in enumerate(where.conditions)
+        for what in _no_labels(condition, labels)
+    ]
+    if faults:
+        raise input_error(faults, tree)
+
+
 def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario], labels: Sequence[str]) -> None:
     """Raises InputError if a plot names a setting or metric that the results will not have, before anything runs."""
     if not spec.plots:
@@ -179,6 +209,8 @@ def _check_plots(spec: StudySpec, tree: Node, points: Sequence[Scenario], labels
         for key, column in (*plot.columns.items(), *(("pool", key) for key in plot.pool))
         if column_of(column, known) is None and not re.fullmatch(r"energy_\w+_j", column)
     ]
+    for n, plot in enumerate(spec.plots):
+        faults += [Complaint(("plots", n, "where", k), what) for k, what in _faults_of(plot.where, known, set(labels))]
     for n, plot in enumerate(spec.plots):
         for key in ("x", "y") if plot.kind == "pareto" else ():
             if less_is_better(named := plot.columns[key]) is None:

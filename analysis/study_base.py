@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvferry.pipelines.idle_settings import idle_settings_of_points
 from kvferry.scenarios.faults import input_error, nearest
@@ -22,7 +23,7 @@ from kvferry.scenarios.sources import with_value
 from kvferry.specs.document import read_document, regular_file
 from kvferry.specs.errors import InputError, unknown_name
 from kvferry.specs.link import LinkSpec, LoadSpec
-from kvferry.specs.node import Node
+from kvferry.specs.node import Node, Place, node_of
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.resolve import drawn_link, link_trace, load_trace
 
@@ -48,6 +49,18 @@ def located(kind: str, source: str) -> Path:
     if "/" in source or Path(source).suffix:
         raise InputError(f"{source!r:.200} {problem}{nearest(Path(source).stem, names)}")
     raise unknown_name(kind, source, names)
+
+
+def read_study(kind: str, source: str | Mapping[str, Any]) -> tuple[Node, str]:
+    """Returns what a study or a search says (`kind`), and how it is called where it does not say so. `source`: a
+    bundled name, a path, or what its file would hold. Raises InputError."""
+    if isinstance(source, Mapping):
+        tree, path = node_of(dict(source), Place("(mapping)", None, Path.cwd())), Path(f"{kind}.yaml")
+    else:
+        path = located(kind, source)
+        tree = read_document(path)
+    check_kind(kind, tree, path)
+    return tree, path.stem
 
 
 def check_kind(kind: str, tree: Node, path: Path) -> None:

@@ -1,10 +1,11 @@
 """Which points of a study stay: those for which all of its conditions hold."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvferry.analysis.condition import Condition, ConditionFault, condition_of
+from kvferry.analysis.variants import VARIANT
 from kvferry.scenarios.faults import input_error, nearest
 from kvferry.scenarios.idle import Fitted
 from kvferry.scenarios.loader import dump_scenario
@@ -33,9 +34,12 @@ class Filter:
             raise input_error(faults, tree)
         return cls(tuple(found), tree)
 
-    def kept(self, tree: Node, fitted_of: Callable[[Node], Fitted]) -> Fitted | None:
-        """The scenario of a resolved tree, None if a condition leaves it out. What is left out need not be a good
-        scenario, if that can be told from what is written in it. Policies without effect count as they are written.
+    def kept(
+        self, tree: Node, fitted_of: Callable[[Node], Fitted], named: Mapping[str, str] | None = None
+    ) -> Fitted | None:
+        """The scenario of a resolved tree, None if a condition leaves it out. `named`: what conditions may name besides
+        keys of a scenario, as the label of a variant. What is left out need not be a good scenario, if that can be told
+        from what is written in it. Policies without effect count as they are written.
 
         Raises InputError as `fitted_of` does, and for a condition with a key that there is none of.
         """
@@ -44,10 +48,10 @@ class Filter:
         try:
             fitted = fitted_of(tree)
         except InputError:
-            if self._leaves_out_as_written(tree):
+            if self._leaves_out_as_written(tree.plain() | dict(named or {})):
                 return None
             raise
-        dumped = dump_scenario(fitted.scenario)
+        dumped = dump_scenario(fitted.scenario) | dict(named or {})
         if fitted.idle:
             dumped["policies"] = tree.plain()["policies"]
         return fitted if all(self._holds(n, dumped) for n in range(len(self.conditions))) else None
@@ -63,10 +67,11 @@ class Filter:
         except LookupError as fault:
             key = str(fault.args[0])
             what = f"a scenario has no key {key!r:.60}{nearest(key, _keys_of(dumped))}"
+            if key == VARIANT:
+                what = "the study has no variants, whose labels this would name"
             raise input_error([Complaint(("where", n), what)], self.tree) from None
 
-    def _leaves_out_as_written(self, tree: Node) -> bool:
-        written = tree.plain()
+    def _leaves_out_as_written(self, written: Mapping[str, Any]) -> bool:
         for condition in self.conditions:
             try:
                 if not condition.holds(lambda key: _value_of(key, written)):

@@ -13,6 +13,7 @@ from kvferry.analysis.figures import FIGURES, RATES, label_of, less_is_better
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.latex import latex_of
 from kvferry.analysis.pareto import pareto
+from kvferry.analysis.plot_rows import kept_rows
 from kvferry.analysis.plots import PLOTS, Axis
 from kvferry.analysis.quality import (
     COARSER,
@@ -81,15 +82,17 @@ def draw_plots(
 
     Only points whose outcome is "done" are drawn: figures of an unfinished run would look too good. No mark mixes
     values of an axis silently: where a plot names neither the axis nor that it may be pooled, each value has a panel
-    of its own; a plot that would need too many is not drawn.
+    of its own; a plot that would need too many is not drawn. One with conditions shows rows for which these hold.
     """
     drawn = Drawn()
     names: list[str] = []
-    frame, mark = marked(_with_shown_texts(frame))
+    whole = _with_shown_texts(frame)
+    all_marked = marked(whole)
     for plot in plots:
         name = _name(plot, names)
         names.append(name)
         try:
+            frame, mark = marked(kept_rows(whole, plot.where)) if plot.where else all_marked
             _check_there(plot, frame)
             rows, facet = _in_panels(plot, frame[frame["outcome"] == "done"], axes)
             behind = _behind(plot, frame, rows, facet, axes, chance)

@@ -262,6 +262,8 @@ def keys_in_order(folder: Path) -> list[str]:
     """Returns the keys of the points. Raises InputError."""
     if not (folder / PROVENANCE).is_file():
         raise InputError(f"{folder}: {_other(folder)}")
+    if not (folder / ORDER).is_file():
+        raise InputError(f"{folder / ORDER}: is gone; the sweep or search that made the folder writes it again")
     try:
         keys: list[str] = table_of(folder / ORDER, needed=("key",))["key"].to_pylist()
     except (ValueError, OSError) as error:

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from kvferry.scenarios.number_range import MOST_POINTS
 from kvferry.specs.base import BadKey, Spec
 
-# Which keys a kind of plot needs, and which it may have besides log, title and name.
+# Which keys a kind of plot needs, and which it may have besides where, log, title and name.
 _KEYS = {
     "line": (("x", "y"), ("by", "band", "pool")),
     "cdf": (("x",), ("by",)),
@@ -38,6 +38,8 @@ class PlotSpec(Spec):
     parts: tuple[str, ...] | None = Field(default=None, min_length=2, max_length=7)
     # A line per value of it; seeds make the spread.
     by: str | None = None
+    # Conditions (analysis.condition) on settings and metrics: rows are shown for which all hold.
+    where: tuple[str, ...] = ()
     # Axes over which a mark is the median. Others that the plot does not name have a panel per value.
     pool: tuple[str, ...] = ()
     band: Literal["p5-p95", "min-max"] = "p5-p95"

@@ -11,6 +11,7 @@ import io
 import json
 import re
 import secrets
+import shlex
 import shutil
 import stat
 import zipfile
@@ -25,6 +26,7 @@ from kvferry.analysis.study_record import (
     FRONT,
     ORDER,
     PROVENANCE,
+    SEARCH,
     check_texts,
     keys_in_order,
     read_provenance,
@@ -83,7 +85,7 @@ def pack(folder: Path, output: Path) -> Manifest:
         if _NAMES.fullmatch(name):
             if not _is_good(name):
                 raise InputError(f"{folder}: {name!r:.100} is no name for a file of an artefact; give it a plainer one")
-            contents[name] = path.read_bytes()
+            contents[name] = _content(path)
     manifest = Manifest(
         study=provenance.study,
         code=provenance.code,
@@ -109,6 +111,17 @@ def _rows(folder: Path) -> bytes:
     return rows_bytes(folder, keys_in_order(folder))
 
 
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        folder = shlex.quote(str(path.parent))
+        again = f"kvferry search {shlex.quote(str(path.parent / SEARCH))} -o {folder}" if path.name == FRONT else ""
+        raise InputError(f"{path}: is gone; {again or 'what made the folder'} writes it again") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def unpack(file: Path, folder: Path) -> Manifest:
     """Writes an archive's files below a folder, which is new or empty. Nothing is written unless all of it is good.
 
@@ -118,7 +131,8 @@ def unpack(file: Path, folder: Path) -> Manifest:
     if problem := regular_file(file):
         raise InputError(f"{file} {problem}")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise InputError(f"{folder}: is there already; --output names a folder that is new or empty")
+        own = f"; kvferry unpack {shlex.quote(str(folder))} --check checks it" if (folder / MANIFEST).is_file() else ""
+        raise InputError(f"{folder}: is there already{own}; --output names a folder that is new or empty")
     try:
         with zipfile.ZipFile(file) as archive:
             contents = dict(_entries(file, archive))
@@ -239,7 +253,10 @@ def missing_files(folder: Path, manifest: Manifest) -> list[str]:
         path = folder / PurePosixPath(name)
         if not path.exists():
             size = human.size(one["bytes"])
-            lines.append(f"{path} is not in the artefact ({size}, sha256 {one['sha256'][:12]}...); put it there")
+            lines.append(
+                f"{path} is not in the artefact ({size}, sha256 {one['sha256'][:12]}...); put it there, then:"
+                f" kvferry unpack {shlex.quote(str(folder))} --check"
+            )
         elif content_digest(path) != one["sha256"]:
             lines.append(f"{path} is another file than the one that was used (sha256 {one['sha256'][:12]}...)")
     return lines

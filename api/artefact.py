@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -126,7 +127,8 @@ def check(
     # Whatever the manifest says: what lies there is what would run.
     if plugins and not run_plugins:
         files = ", ".join(map(str, plugins))
-        raise InputError(f"{place}: brings code along, which a check would run: read {files}, then add --run-plugins")
+        how = f"kvferry unpack {shlex.quote(str(place))} --check --run-plugins"
+        raise InputError(f"{place}: brings code along, which a check would run: read {files}, then: {how}")
     for path in plugins:
         use(path)
     check_text(place)

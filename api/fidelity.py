@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvferry.analysis.fidelity_quality import quality_rows
 from kvferry.analysis.fidelity_study import FidelityStudy, measure
 from kvferry.analysis.study import study_names
 from kvferry.api.scenario import Settings, Source, chosen_systems, load, overrides_of, under_systems
@@ -49,6 +50,15 @@ class Fidelity:
             for key, found in row["metrics"].items()
         ]
         return pd.DataFrame(rows)
+
+    @cached_property
+    def quality(self) -> pd.DataFrame:
+        """The same of the quality of decoding (``live.quality``), with ``alike``, whether both figures are of one
+        thing, and ``how`` the modelled one is known; no rows where it was not measured."""
+        import pandas as pd
+
+        found = quality_rows(self.report["rows"])
+        return pd.DataFrame([{"scenario": name, "metric": key, **figures} for name, key, figures in found])
 
     def __repr__(self) -> str:
         return f"{self.report['study']}: {self.report['runs']} runs each: {self.summary}"

@@ -35,6 +35,7 @@ from kvferry.pipelines.decoding.runtimes import runtime_of
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.specs.errors import InputError
+from kvferry.specs.link import NoLink
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import with_unit
 
@@ -51,6 +52,7 @@ def envelope_for(scenario: Scenario, run: Run) -> Envelope:
     here = ran_on(scenario)
     live = {"live": here} if here else {}
     source = link.trace if link.rate_bytes_per_s is None else with_unit(link.rate_bytes_per_s, "rate")
+    source = "none" if isinstance(link, NoLink) else source
     return envelope_of(
         run,
         metrics_for(scenario, run),

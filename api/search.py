@@ -13,9 +13,10 @@ from kvferry.analysis.executors.choice import executor_for
 from kvferry.analysis.executors.executor import Executor
 from kvferry.analysis.quality import MARK, SPARSE
 from kvferry.analysis.remarks import rests_on
-from kvferry.analysis.search import Search, Tried, invalid_under, load_search, run_search
+from kvferry.analysis.search import Search, invalid_under, load_search, run_search
 from kvferry.analysis.search_record import write_search_record
 from kvferry.analysis.search_result import result_of, write_result
+from kvferry.analysis.tried import Tried
 from kvferry.api.html import with_remarks
 from kvferry.api.intervals import INTERVALS
 from kvferry.api.scenario import Settings, overrides_of
@@ -52,7 +53,8 @@ class Found:
         import pandas as pd
 
         front = self.summary["front"]
-        return pd.DataFrame([{"point": one["point"], **one["settings"], **one["figures"]} for one in front])
+        # A setting that is an objective stays as it is written.
+        return pd.DataFrame([{"point": one["point"], **(one["settings"] | _measured(one))} for one in front])
 
     @cached_property
     def points(self) -> pd.DataFrame:
@@ -110,14 +112,15 @@ class Found:
 
 
 @naming_plugins()
-def search_of(source: str | Path, settings: Settings = ()) -> Search:
-    """The search of a bundled name or a file; `settings` apply to its base, as in ``load``. Raises InputError with a
-    line per fault."""
-    return load_search(str(source), overrides_of(settings), check=names_in_use)
+def search_of(source: str | Path | Mapping[str, Any], settings: Settings = ()) -> Search:
+    """The search of a bundled name, a file or a mapping; `settings` apply to its base, as in ``load``. Raises
+    InputError with a line per fault."""
+    given = source if isinstance(source, Mapping) else str(source)
+    return load_search(given, overrides_of(settings), check=names_in_use)
 
 
 def search(
-    source: str | Path | Search,
+    source: str | Path | Mapping[str, Any] | Search,
     settings: Settings = (),
     *,
     output: str | Path | None = None,
@@ -129,7 +132,8 @@ def search(
 ) -> Found:
     """Looks for settings that are best under objectives and constraints, and draws what it found.
 
-    `source`: a bundled name or a file (docs/search.md). `settings` apply to its base. `output`: the folder; None: the
+    `source`: a bundled name, a file (docs/search.md), or a mapping as a file has it.
+    `settings` apply to its base. `output`: the folder; None: the
     one that the search names. `jobs`, `executor` and `intervals` as in ``sweep``: they change nothing about what is
     tried. `progress` is called with how many points are done, of how many.
 
@@ -143,3 +147,7 @@ def search(
     _, pictures = write_result(loaded, tried, folder, plots)
     said = write_search_record(folder, loaded, tried, intervals)
     return Found(loaded, folder, result_of(loaded, tried), tuple(tried), new, tuple(pictures), tuple(said))
+
+
+def _measured(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: figure for key, figure in one["figures"].items() if key not in one["settings"]}

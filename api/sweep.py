@@ -83,10 +83,11 @@ class Sweep:
 
 
 @naming_plugins()
-def study_of(source: str | Path, settings: Settings = (), *, is_whole: bool = True) -> Study:
-    """The study of a bundled name or a file, each of its points checked; `settings` apply to its base, as in ``load``.
-    `is_whole`: no other systems run beside its own. Raises InputError with a line per fault."""
-    return load_study(str(source), overrides_of(settings), check=names_in_use, is_whole=is_whole)
+def study_of(source: str | Path | Mapping[str, Any], settings: Settings = (), *, is_whole: bool = True) -> Study:
+    """The study of a bundled name, a file or a mapping, each of its points checked; `settings` apply to its base, as
+    in ``load``. `is_whole`: no other systems run beside its own. Raises InputError with a line per fault."""
+    given = source if isinstance(source, Mapping) else str(source)
+    return load_study(given, overrides_of(settings), check=names_in_use, is_whole=is_whole)
 
 
 @naming_plugins()
@@ -103,7 +104,7 @@ def point_of(folder: str | Path, key: str) -> tuple[str, Scenario]:
 
 
 def sweep(
-    study: str | Path | Study,
+    study: str | Path | Mapping[str, Any] | Study,
     settings: Settings = (),
     *,
     output: str | Path | None = None,
@@ -115,7 +116,8 @@ def sweep(
 ) -> Sweep:
     """Runs the points of a study that are missing from its folder, and draws its pictures.
 
-    `study`: a bundled name or a file (docs/sweeps.md). `settings` apply to its base. `output`: the folder; None: the
+    `study`: a bundled name, a file (docs/sweeps.md), or a mapping as a file has it.
+    `settings` apply to its base. `output`: the folder; None: the
     one that the study names. `jobs`: processes; None: one per core. `executor`: "in-process", "cores" or the address
     of a dask scheduler; None: cores. `intervals`: whether points have both ends of their 80 % intervals, for which
     each is carried out a few times more; None: those whose runtime is only assumed. `progress` is called with how many

@@ -1,5 +1,6 @@
 """``kvferry pack`` and ``kvferry unpack``: a sweep or a search as one file that others rerun."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,8 @@ def pack(
     print(f"{file}: {manifest.rows:,} rows and {len(manifest.files):,} files, {human.size(file.stat().st_size)}")
     for name, one in manifest.absent.items():
         say(f"{name} is left out ({human.size(one['bytes'])}): named by its sha256, {one['sha256'][:12]}...")
-    say(f"it is rerun by: kvferry unpack {file} --check")
+    code = " --run-plugins, which runs the code that it brings along" if manifest.plugins else ""
+    say(f"it is rerun by: kvferry unpack {shlex.quote(str(file))} --check{code}")
 
 
 def unpack(

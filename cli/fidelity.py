@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -74,6 +74,32 @@ def _of_turns(row: Mapping[str, Any], percent: Callable[[float | None], str | No
     )
 
 
+def _show_quality(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Shows nothing where it was not measured."""
+    from kvferry.analysis.fidelity_quality import MARK, notes_on, quality_rows
+    from kvferry.analysis.figures import FIGURES
+    from kvferry.cli.table import print_table
+    from kvferry.specs import human
+
+    shown = []
+    for name, key, found in quality_rows(rows):
+        figure, error, spread = human.of_unit(key), found["error"], found["spread"]
+        shown.append(
+            (
+                name,
+                FIGURES[key].label,
+                None if found["simulated"] is None else figure(found["simulated"]),
+                figure(found["measured"]),
+                None if error is None else f"{100 * error:.1f} %{'' if found['alike'] else f' {MARK}'}",
+                None if spread is None else f"{100 * spread:.1f} %",
+            )
+        )
+    if shown:
+        print_table(("scenario", "quality", "modelled", "measured", "error", "spread"), shown)
+        for line in notes_on(rows):
+            print(line)
+
+
 def _show(report: Mapping[str, Any]) -> None:
     from kvferry.analysis.figures import FIGURES
     from kvferry.cli.table import print_table
@@ -100,13 +126,14 @@ def _show(report: Mapping[str, Any]) -> None:
                 )
     columns = ("scenario", "metric", "simulated", "measured", "error", "spread")
     print_table(columns, rows, title=f"{report['study']}: {report['runs']} runs each")
+    _show_quality(report["rows"])
     if len(report["rows"]) == 1:
         ops = [
             (
                 op["resource"],
                 op["op"],
-                op["simulated"],
-                op["measured"],
+                f"{op['simulated']:g}",
+                f"{op['measured']:g}",
                 *(
                     None if op[key] is None else human.seconds(op[key])
                     for key in ("simulated_mean_s", "measured_mean_s")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,13 +83,13 @@ def search(
 
 def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios: Sequence[Scenario]) -> None:
     from kvferry.analysis.figures import label_of
-    from kvferry.analysis.search_result import has_cloud, whole_name
+    from kvferry.analysis.search_result import EVERY, has_cloud, whole_name
     from kvferry.cli.table import print_table
 
     what = ", ".join(f"{n:,} {reason}" for reason, n in result["others"].items())
-    again = f" ({result['distinct']:,} distinct)" if result["distinct"] < result["points"] else ""
+    every = " (all that there are)" if result["sampler"] == EVERY else ""
     print(
-        f"{result['search']}: {result['points']:,} points{again}, {result['solutions']:,} of them solutions"
+        f"{result['search']}: {result['points']:,} points{every}, {result['solutions']:,} of them solutions"
         f"{f' ({what})' if what else ''}; {n_new:,} scenarios run now"
     )
     front = result["front"]
@@ -103,20 +102,22 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios:
     # A setting that is an objective is a column of settings already.
     metrics = [metric for metric in metrics if metric not in settings]
     labels = [label_of(whole_name(metric, scenarios), with_cloud) for metric in metrics]
+    rows: Any = shown.to_dict("records")
     title = "Pareto front" if len(result["objectives"]) > 1 else "Best"
     print_table(
         [*settings, *labels],
         [
-            [*(_setting(row[key]) for key in settings), *(_figure(one, key) for key in metrics)]
-            for one, row in zip(front[:_MOST_SHOWN], shown.to_dict("records"), strict=False)
+            [*(_setting(one, row, key) for key in settings), *(_figure(one, key) for key in metrics)]
+            for one, row in zip(front[:_MOST_SHOWN], rows, strict=False)
         ],
         title if len(front) <= _MOST_SHOWN else f"{title}: the first {_MOST_SHOWN} of {len(front)}",
     )
 
 
-def _setting(value: Any) -> Any:
-    """A setting of a point; "-" for a policy that its system does not have."""
-    return "-" if isinstance(value, float) and math.isnan(value) else value
+def _setting(one: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Any:
+    """Returns a setting of a point as it is written, systems and points with their marks; "-" for a policy that its
+    system does not have."""
+    return row[key] if key in ("point", "system") else one["settings"].get(key, "-")
 
 
 def _figure(one: Mapping[str, Any], metric: str) -> str:

@@ -15,6 +15,8 @@ from kvferry.cloud.connections import Connection
 
 # What a client may ask of the server: this many bytes in a request's first line and in its headers.
 MOST_HEAD_BYTES = 2**16
+# Of the length of a body: more are no number of bytes, or begin with zeros.
+_MOST_DIGITS = 20
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -56,7 +58,8 @@ class Guard:
         if _from_another_site(headers, host):
             return PlainTextResponse("this server answers no pages of other sites", 403)
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length[:20]) > self._most_body_bytes or b"transfer-encoding" in headers:
+        is_short = length.isdigit() and len(length) <= _MOST_DIGITS and int(length) <= self._most_body_bytes
+        if not is_short or b"transfer-encoding" in headers:
             most = self._most_body_bytes
             what = f"takes a body of at most {most:,} bytes, and its length first" if most else "takes no body"
             return PlainTextResponse(what, 413, headers={"connection": "close"})

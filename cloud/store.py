@@ -10,8 +10,10 @@ refused.
 """
 
 import os
+import stat
 import struct
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +36,8 @@ _LENGTH = struct.Struct("<I")
 MOST_ENTRIES = 4_000_000
 MOST_TABLE_BYTES = 2**27
 _MOST_HEADER_BYTES = 2**20
+# What nothing was written to for so long is no work in progress.
+_LEFT_S = 86_400.0
 
 
 class DamagedStore(KvferryError):
@@ -321,6 +325,7 @@ class StoreWriter:
     def __enter__(self) -> "StoreWriter":
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(self.path.parent)
             handle, unfinished = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".part")
         except OSError as error:
             raise InputError(f"{self.path}: cannot be written: {error.strerror}") from None
@@ -367,3 +372,13 @@ class StoreWriter:
 
     def _failed(self, error: OSError) -> InputError:
         return InputError(f"{self.path}: cannot be written: {error.strerror}; nothing was kept of it")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes stores of a folder that processes which were killed have left unfinished, a long time ago: others may be
+    at work."""
+    for path in folder.glob(".*.part"):
+        with suppress(OSError):
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > _LEFT_S:
+                path.unlink()

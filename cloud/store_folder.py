@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from threading import Lock
 
-from kvferry.cloud.store import DamagedStore, Store
+from kvferry.cloud.store import DamagedStore, Store, remove_unfinished
 from kvferry.codecs.codec import DamagedChunk
 from kvferry.specs.errors import InputError
 
@@ -36,6 +36,8 @@ class StoreFolder:
         else:
             what = f"not a store (NAME{SUFFIX}) nor a folder of stores" if path.exists() else "no such file or folder"
             raise InputError(f"{path}: {what}")
+        if self._only is None:
+            remove_unfinished(self._folder)
         self._stores: dict[str, tuple[tuple[int, ...], Store]] = {}
         self._lock = Lock()
 

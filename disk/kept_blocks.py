@@ -26,7 +26,8 @@ from kvferry.disk.opened_file import failed
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import InputError
 
-FORMAT = "kvferry-kept-blocks 2"
+_NAME = "kvferry-kept-blocks"
+FORMAT = f"{_NAME} 2"
 # Kinds of frames.
 _OF, _HERE, _GONE = b"keep", b"here", b"gone"
 _PLACE = struct.Struct("<Q")
@@ -250,7 +251,10 @@ def _check(path: Path, kind: bytes, content: bytes, of: Mapping[str, str | int])
         said = json.loads(content) if kind == _OF else None
     except ValueError:
         said = None
-    if not isinstance(said, dict) or said.get("format") != of["format"]:
+    found = said.get("format") if isinstance(said, dict) else None
+    if isinstance(found, str) and found != of["format"] and found.startswith(_NAME):
+        raise InputError(f"{path} is of another version of KVFerry ({found}; {of['format']} is read)")
+    if not isinstance(said, dict) or found != of["format"]:
         raise InputError(f"{log_of(path)}: is no log of kept KV")
     differ = [key for key in of if said.get(key) != of[key]]
     if differ:

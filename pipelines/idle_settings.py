@@ -3,6 +3,7 @@ them."""
 
 from collections.abc import Collection, Iterable, Mapping
 
+from kvferry.scenarios.hugging_face import folder_behind
 from kvferry.scenarios.idle import Key
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import DecodeSpec
@@ -18,7 +19,8 @@ def idle_settings(given: Collection[Key], under: Mapping[str, Scenario]) -> list
 
 
 def idle_settings_of_points(given: Collection[Key], points: Iterable[tuple[str, Scenario]]) -> list[str]:
-    """Returns the same of keys that have no effect on any of a system's points."""
+    """Returns the same of keys that have no effect on any of a system's points, and which models here were not
+    taken."""
     under: dict[str, list[Scenario]] = {}
     for name, scenario in points:
         under.setdefault(name, []).append(scenario)
@@ -29,7 +31,10 @@ def idle_settings_of_points(given: Collection[Key], points: Iterable[tuple[str, 
             why = _why_idle(key, scenarios[0])
             if why and all(_why_idle(key, one) for one in scenarios[1:]):
                 found.setdefault((key, why), []).append(name)
-    return [f"{'.'.join(key)} has no effect on {', '.join(names)}: {why}" for (key, why), names in found.items()]
+    models = {one.model.name: one.model.source for scenarios in under.values() for one in scenarios}
+    taken = [folder_behind(*model) for model in models.items()] if ("model",) in given else []
+    idle = [f"{'.'.join(key)} has no effect on {', '.join(names)}: {why}" for (key, why), names in found.items()]
+    return [*idle, *filter(None, taken)]
 
 
 def _why_idle(key: Key, scenario: Scenario) -> str:

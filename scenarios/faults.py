@@ -87,6 +87,9 @@ def _complaint(detail: dict[str, Any], model: type[BaseModel]) -> Complaint:
         # The kind need not be given there: it follows from the workload's.
         tagged = loc[:-1] and loc[0] in BY_KIND
         known = [name for name in _keys_at(model, loc[:-1]) if not (tagged and name == "kind")]
+        before, colon, value = str(key[-1]).partition(":")
+        if colon and before in known:
+            return Complaint(key, f"lacks a blank behind its colon; write it like {before}: {value:.60}", at_key=True)
         known_here = f"known here: {', '.join(known)}{nearest(str(key[-1]), known)}" if known else "none is known here"
         return Complaint(key, f"unknown key; {known_here}", at_key=True)
     if kind == "literal_error":

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvferry.scenarios.library import names
 from kvferry.specs.document import read_text, regular_file, shown
 from kvferry.specs.errors import InputError
 from kvferry.specs.node import Node, Place, node_of
@@ -11,6 +12,8 @@ from kvferry.specs.node import Node, Place, node_of
 CONFIG = "config.json"
 # Of formats without a group of their own choice: FP8, and MXFP4 with the scale that 32 weights share.
 _WHOLE = {"fp8": 8.0, "mxfp4": 4.25}
+# What the source of a model that was read from one begins with.
+_READ_FROM = f"Hugging Face {CONFIG}"
 _BITS = {"float32": 32.0, "float": 32.0, "bfloat16": 16.0, "float16": 16.0, "half": 16.0}
 # Families whose output head is the embedding unless the file says otherwise; others keep the two apart.
 _TIED = ("gemma", "gpt2", "phi3small")
@@ -48,6 +51,14 @@ def config_at(path: Path) -> Path | None:
     """The config.json that a path means: the file itself, or the one in that folder; None for anything else."""
     file = path / CONFIG if path.is_dir() else path
     return file if file.suffix == ".json" and regular_file(file) is None else None
+
+
+def folder_behind(name: str, source: str) -> str | None:
+    """Returns a line on the folder of models that lies here under the name of a bundled one, which was taken; None
+    where there is none."""
+    if name not in names("model") or source.startswith(_READ_FROM) or config_at(Path(name)) is None:
+        return None
+    return f"{name} is the bundled model; the folder of that name is model=./{name}"
 
 
 def model_node(file: Path) -> Node:
@@ -177,5 +188,5 @@ def _model(config: dict[str, Any], file: Path) -> dict[str, Any]:
             # As the folder's weights are quantised, if they are.
             "format": str(quantised.get("quant_method") or f"{weight_bits} bits") if weight_bits else None,
         },
-        "source": f"Hugging Face config.json, {file.resolve().parent.name}",
+        "source": f"{_READ_FROM}, {file.resolve().parent.name}",
     }

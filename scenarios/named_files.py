@@ -57,8 +57,15 @@ def portable(value: Any) -> Any:
         return {key: portable(one) for key, one in value.items()}
     if isinstance(value, list):
         return [portable(one) for one in value]
-    is_file = isinstance(value, str) and Path(value).is_absolute() and Path(value).exists()
-    return portable_name(Path(value)) if is_file else value
+    return portable_name(Path(value)) if isinstance(value, str) and _is_there(value) else value
+
+
+def _is_there(path: str) -> bool:
+    """Returns whether a text is the absolute path of something."""
+    try:
+        return Path(path).is_absolute() and Path(path).exists()
+    except (OSError, ValueError):  # longer than a path may be, or no path at all
+        return False
 
 
 @lru_cache(maxsize=_KEPT)

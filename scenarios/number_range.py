@@ -103,6 +103,19 @@ class NumberRange:
         wider = NumberRange(self.first, self.last + 1, "", False, self.log)
         return min(int(wider._between(Fraction(share))), int(self.last))
 
+    @property
+    def size(self) -> int | None:
+        """Returns how many whole numbers it has; None: numbers between them count, too."""
+        return int(self.last) - int(self.first) + 1 if self.whole else None
+
+    def shares(self) -> list[float]:
+        """Returns a share for ``at`` for each of its whole numbers, of which there are not too many."""
+        assert self.size is not None and self.size <= MOST_POINTS
+        if not self.log:
+            return [(k + 0.5) / self.size for k in range(self.size)]
+        low, high = math.log(self.first), math.log(self.last + 1)
+        return [(math.log(int(self.first) + k + 0.5) - low) / (high - low) for k in range(self.size)]
+
     def _between(self, share: Fraction) -> Fraction:
         if not self.log or share in (0, 1):
             return self.first + share * (self.last - self.first)

@@ -15,6 +15,7 @@ from kvferry.sessions.answering import AnswerStage, InMemory
 from kvferry.sessions.room import memory_room
 from kvferry.sessions.systems import SessionSystem
 from kvferry.sim.storage_curve import StorageCurves
+from kvferry.specs.link import NoLink
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
 from kvferry.specs.windows import LayersAlike
@@ -39,12 +40,13 @@ class PathsOfBlocks:
         loading: LoadingStage,
         truth_s: Callable[[Op], Any],
         stored: Callable[[int], StoredContext],
-        link: RateTrace,
+        link: RateTrace | None,
         rtt_s: float,
         storage: StorageSpec | None,
         flash_bytes: float,
     ) -> None:
         self._loading, self._truth_s, self._stored = loading, truth_s, stored
+        # None: no link.
         self._link, self._rtt_s = link, rtt_s
         self._blocks_per_s = 0.0 if storage is None else _fastest_bytes_per_s(storage) / flash_bytes
 
@@ -69,8 +71,8 @@ class PathsOfBlocks:
                 return False
             computed = len(known) * columns + (elapsed_s - question_s) / compute_s
             from_s, until_s = arrival_s + self._rtt_s / 2, arrival_s + elapsed_s - self._rtt_s / 2
-            streamed = self._link.amount(from_s, until_s) / least_bytes if until_s > from_s else 0.0
-            return computed + streamed + read_per_s * elapsed_s >= lacking * layers * columns
+            came = 0.0 if self._link is None or until_s <= from_s else self._link.amount(from_s, until_s)
+            return computed + came / least_bytes + read_per_s * elapsed_s >= lacking * layers * columns
 
         return first_enough_s(enough, question_s, _CLOSE)
 
@@ -138,7 +140,8 @@ def wait_bound(
         return None
     truth_s, paths, room = price_s(scenario, scenario.costs.truth), None, memory_room(scenario, turns)
     if isinstance(stage, InMemory) and uses_cloud:
-        link, rtt_s, storage = world.rates.link, scenario.link.rtt_s, scenario.device.storage
+        link = None if isinstance(scenario.link, NoLink) else world.rates.link
+        rtt_s, storage = scenario.link.rtt_s, scenario.device.storage
         flash_bytes = stage.flash_bytes(turns.block)
         paths = PathsOfBlocks(loading, truth_s, world.content.stored, link, rtt_s, storage, flash_bytes)
     kernel = system.decoding.roles.attention

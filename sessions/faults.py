@@ -13,6 +13,7 @@ from kvferry.scenarios.resolve import Complaint
 from kvferry.sessions.real_faults import real_faults
 from kvferry.sessions.systems import SessionSystem
 from kvferry.specs.errors import InputError
+from kvferry.specs.link import NoLink
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
 from kvferry.traces.turn import USUAL_BLOCK
@@ -30,6 +31,8 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
     yield from window_faults(scenario, roles)
     if scenario.model.exceeds_window(workload.longest_tokens):
         yield from _loading_windows(scenario, system)
+    if isinstance(scenario.link, NoLink) and (why := _why_a_link(scenario, system)):
+        yield Complaint(("link",), f"is missing, where {why}; --set 'link={{rate: 100 Mbit/s, rtt: 20 ms}}'")
     block = workload.block or USUAL_BLOCK
     if workload.trace is not None:
         try:
@@ -62,6 +65,16 @@ def session_faults(scenario: Scenario, system: SessionSystem) -> Iterator[Compla
             yield Complaint(
                 ("budget", f"kept_{place}"), f"{what}; or a smaller workload.block, or keep without {place}"
             )
+
+
+def _why_a_link(scenario: Scenario, system: SessionSystem) -> str:
+    """Returns what of conversations needs a link; "": nothing does."""
+    if system.assisting is not None:
+        return "a cloud helps"
+    if "cloud" in system.places:
+        return "KV is kept in the cloud (policies.keep: memory-flash would do, too)"
+    stored = system.codec is not None and scenario.session.workload.in_cloud == "contexts"
+    return "contexts lie in the cloud (workload.in_cloud: nothing would do, too)" if stored else ""
 
 
 def _loading_windows(scenario: Scenario, system: SessionSystem) -> Iterator[Complaint]:

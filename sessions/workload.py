@@ -20,6 +20,7 @@ from kvferry.sessions.faults import session_faults, without_effect
 from kvferry.sessions.room import room_for
 from kvferry.sessions.systems import SESSION_SYSTEMS, SessionSystem
 from kvferry.specs.errors import InputError
+from kvferry.specs.link import NoLink
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import MOST_UNITS_PER_REQUEST
@@ -46,6 +47,8 @@ class Session:
 
     def medium(self, scenario: Scenario) -> str:
         storage, mbit_per_s = scenario.device.storage, link_trace(scenario.link).mean() * 8 / 1e6
+        if isinstance(scenario.link, NoLink):
+            return f"storage {storage.name if storage else 'none'}"
         link = f"link {scenario.link.trace or 'constant'} ({mbit_per_s:.0f} Mbit/s)"
         return f"{link}, storage {storage.name if storage else 'none'}"
 

@@ -118,3 +118,10 @@ class LoadSpec(Part):
         if (self.trace is None) == (self.share is None):
             raise ValueError("needs exactly one of trace (a load trace) and share (share: 0.3)")
         return self
+
+
+class NoLink(LinkSpec):
+    """Stands where a scenario names no link: of what is asked, nothing may need one."""
+
+    rate_bytes_per_s: BytesPerS | None = 1e9 / 8
+    on_end: Literal["loop", "hold", "end"] | None = "loop"

@@ -26,7 +26,7 @@ from kvferry.specs.kinds import (
     Workload,
     WorkloadSpec,
 )
-from kvferry.specs.link import LinkSpec, LoadSpec
+from kvferry.specs.link import LinkSpec, LoadSpec, NoLink
 from kvferry.specs.live import ContextReuseLive, DecodeLive, RealModel
 from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
 from kvferry.specs.model import ModelSpec
@@ -105,8 +105,8 @@ class CostsSpec(Part):
         return {"truth": value, "estimate": value} if isinstance(value, str) else value
 
 
-# Of what fetches nothing, as the bundled scenarios of its kind write it.
-_UNUSED_LINK = LinkSpec(rate_bytes_per_s=1e9 / 8)
+# Of kinds of workload that may do without: decoding fetches nothing, and has what its bundled scenarios write.
+_LINKS = {"decode": LinkSpec(rate_bytes_per_s=1e9 / 8), "session": NoLink()}
 
 
 class Scenario(Part):
@@ -128,7 +128,8 @@ class Scenario(Part):
     model: ModelSpec = Field(examples=["llama-3.1-8b"])
     # Replaces the model's own, whichever model it is; None: as the model says.
     precision: PrecisionSpec | None = None
-    # The network between device and cloud, which contexts and messages cross; decoding has no use for it.
+    # The network between device and cloud, which contexts and messages cross. Decoding has no use for it, nor have
+    # conversations without a cloud.
     link: LinkSpec = Field(examples=[{"rate": "100 Mbit/s", "rtt": "20 ms"}])
     # Other machines by name, with which the device talks over channels.
     machines: dict[MachineName, MachineSpec] = Field(default_factory=dict, max_length=100)
@@ -179,8 +180,11 @@ class Scenario(Part):
                 if part.get("kind", kind) != kind:
                     raise BadKey(f"{key}.kind", f"{part['kind']!r:.60} is not the workload's, which is {kind}")
                 parts[key] = {**part, "kind": kind}
-        if kind == "decode" and value.get("link") is None:
-            parts["link"] = _UNUSED_LINK
+        if kind in _LINKS and value.get("link") is None:
+            parts["link"] = _LINKS[kind]
+            if kind == "session" and isinstance(workload, dict):
+                # What lies in a cloud comes over a link.
+                parts["workload"] = {"in_cloud": "nothing", **parts.get("workload", workload)}
         return {**value, **parts}
 
     @model_validator(mode="before")
@@ -229,10 +233,14 @@ class Scenario(Part):
         if real or not isinstance(self.workload, DecodeSpec | SessionSpec):
             # Which systems of these model windows, they say themselves.
             models = {"model": self.model, **models}
-        which, would = ("real runs", "backend: sim") if real else (self.workload.kind, "decode")
+        which = "a real run has none that are longer" if real else f"{self.workload.kind} has none that are longer"
+        would = "--set backend=sim" if real else "workload.kind decode or session"
         for key, model in models.items():
             if what := model.beyond_window(self.workload.longest_tokens):
-                raise BadKey(key, f"{what}; {which} cannot, {would} with KV in memory would do")
+                would += (
+                    " with KV in memory (--system vllm)" if self.workload.kind == "decode" else " with KV in memory"
+                )
+                raise BadKey(key, f"{what}; {which}: shorter ones (workload.context) would do, or {would}")
         return self
 
     @model_validator(mode="after")

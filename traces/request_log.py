@@ -1,7 +1,9 @@
 """Recorded requests: when each one came, and how many tokens it read and answered."""
 
 import csv
+import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,10 +11,10 @@ from typing import NamedTuple
 
 from kvferry.specs.errors import InputError
 from kvferry.traces.format import MAX_DURATION_S, read_lines, read_number
+from kvferry.traces.json_lines import MOST_TOKENS, number_at, objects, tokens_at
 from kvferry.traces.request import Request
 
 MOST_RECORDED = 100_000
-_MOST_TOKENS = 10_000_000
 _MOST_STAMP_S = 1e11
 # As programs write small and large numbers, too: 1e-05.
 _NUMBER = re.compile(r"\d+\.?\d*(e[+-]?\d+)?|\.\d+", re.ASCII | re.IGNORECASE)
@@ -26,6 +28,10 @@ _FORMATS = (
     ("TIMESTAMP", "ContextTokens", "", "GeneratedTokens"),
     ("Timestamp", "Request tokens", "", "Response tokens"),
 )
+# Keys of Mooncake's traces: arrival in ms, prompt, answer.
+_MOONCAKE = ("timestamp", "input_length", "output_length")
+# The header, places of its columns, and requests.
+_Rows = tuple[list[str], list[int | None], list[Request]]
 
 
 class RequestLog(NamedTuple):
@@ -41,21 +47,15 @@ def read_requests(path: Path, *, first: int | None = None, most: int, question: 
 
 
 def read_log(path: Path, *, first: int | None = None, most: int, question: int) -> RequestLog:
-    """The `first` requests of a CSV file with a header, or all, in order of arrival, the first of them at 0.
+    """The `first` requests of a CSV file with a header or of Mooncake's traces, or all, in order of arrival, the first
+    of them at 0.
 
     Arrivals are seconds, or date and time. `question` stands in where the file has no such column. Rows without tokens
     are requests that failed, and are left out. Raises InputError with file and line, and for a file of more than `most`
     requests unless `first` says how many of them to take.
     """
     lines = read_lines(path)
-    _check_no_json(path, lines)
-    reader = csv.reader(lines)
-    try:
-        header = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
-        columns = _columns(path, header)
-        found = [_row(path, reader.line_num, row, columns, question) for row in reader if row]
-    except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: {error}") from None
+    header, columns, found = (_mooncake if _is_mooncake(lines) else _table)(path, lines, question)
     answered = [one for one in found if one.context > 0 and one.output > 0]
     if not answered:
         raise InputError(f"{path}: holds no request with tokens to read and to answer")
@@ -74,6 +74,35 @@ def read_log(path: Path, *, first: int | None = None, most: int, question: int) 
     return RequestLog(requests, tuple(_notes(path, header, columns, question, (n_answered, len(found)))))
 
 
+def _table(path: Path, lines: Sequence[str], question: int) -> _Rows:
+    _check_no_json(path, lines)
+    reader = csv.reader(lines)
+    try:
+        header = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
+        columns = _columns(path, header)
+        return header, columns, [_row(path, reader.line_num, row, columns, question) for row in reader if row]
+    except csv.Error as error:
+        raise InputError(f"{path}:{reader.line_num}: {error}") from None
+
+
+def _mooncake(path: Path, lines: Sequence[str], question: int) -> _Rows:
+    """Each request by itself, whatever it shares with others."""
+    found = []
+    for line, row in objects(path, lines):
+        stamp_ms = number_at(path, line, row, _MOONCAKE[0], MAX_DURATION_S * 1e3)
+        prompt, output = (tokens_at(path, line, row, key, least=0) for key in _MOONCAKE[1:])
+        found.append(Request(stamp_ms / 1e3, prompt, output, question))
+    return [*_MOONCAKE], [0, 1, None, 2], found
+
+
+def _first(lines: Sequence[str]) -> str:
+    return next((line.strip().lstrip("\ufeff") for line in lines if line.strip()), "")
+
+
+def _is_mooncake(lines: Sequence[str]) -> bool:
+    return _first(lines).startswith("{") and f'"{_MOONCAKE[1]}"' in _first(lines)
+
+
 def _notes(
     path: Path, header: list[str], columns: list[int | None], question: int, kept_of: tuple[int, int]
 ) -> Iterator[str]:
@@ -84,19 +113,21 @@ def _notes(
     if taken or added:
         yield f"{path.name}: {', and '.join(filter(None, (taken, added)))}"
     kept, rows = kept_of
+    if header[context] == _MOONCAKE[1]:
+        yield f"{path.name}: each request is by itself; a session (workload.kind) knows what they share (hash_ids)"
     if kept < rows:
         yield f"{path.name}: {rows - kept:,} of {rows:,} rows have no tokens to read or none to answer; left out"
 
 
 def _check_no_json(path: Path, lines: Sequence[str]) -> None:
     """Raises InputError for logs of conversations, by name where that is known."""
-    first = next((line.strip().lstrip("\ufeff") for line in lines if line.strip()), "")
+    first = _first(lines)
     if not first.startswith(("[", "{")):
         return
-    named = "Mooncake's trace" if '"hash_ids"' in first or '"input_length"' in first else "JSON lines"
-    what = "ShareGPT's conversations" if first.startswith("[") else named
-    how = f"kvferry run session/day --set 'workload={{kind: session, trace: {path}, turns: 10}}'"
-    single = f"single requests are read from CSV with a header like {_known_headers()}"
+    what = "ShareGPT's conversations" if first.startswith("[") else "JSON lines"
+    workload = f"workload={{kind: session, trace: {json.dumps(str(path))}, turns: 10}}"
+    how = f"kvferry run session/day --set {shlex.quote(workload)}"
+    single = f"single requests are read from Mooncake's traces, and from CSV with a header like {_known_headers()}"
     raise InputError(f"{path}:1: {what}, which a session reads: {how}; {single}")
 
 
@@ -126,7 +157,7 @@ def _row(path: Path, line: int, row: list[str], columns: list[int | None], quest
     assert arrival is not None
 
     def tokens(text: str | None, what: str) -> int:
-        number = read_number(path, line, text or "", what, _MOST_TOKENS)
+        number = read_number(path, line, text or "", what, MOST_TOKENS)
         if number != int(number):
             raise InputError(f"{path}:{line}: {what} {number:g} is no whole number of tokens")
         return int(number)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from kvferry.specs.errors import InputError
 from kvferry.traces.format import MAX_DURATION_S, read_lines
+from kvferry.traces.json_lines import number_at, objects, tokens_at
 from kvferry.traces.request_log import MOST_RECORDED, log_seconds, read_requests
 
 # Mooncake's hash ids are of blocks of this many tokens (FAST '25, its traces' README).
 MOONCAKE_BLOCK = 512
-_MOST_TOKENS = 10_000_000
 # Without a tokenizer: bytes of text per token, as in English.
 _BYTES_PER_TOKEN = 4
 _OWN = ("arrival", "conversation", "question", "output")
@@ -77,9 +77,9 @@ def _mooncake(path: Path, lines: Sequence[str]) -> Recorded:
     conversation_of: list[Conversation] = []
     conversations: list[Conversation] = []
     taken: set[int] = set()
-    for line, row in _objects(path, lines):
-        stamp_ms = _number(path, line, row, "timestamp", MAX_DURATION_S * 1e3)
-        prompt, output = (_tokens(path, line, row, key) for key in ("input_length", "output_length"))
+    for line, row in objects(path, lines):
+        stamp_ms = number_at(path, line, row, "timestamp", MAX_DURATION_S * 1e3)
+        prompt, output = (tokens_at(path, line, row, key) for key in ("input_length", "output_length"))
         ids = row.get("hash_ids")
         if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**53 for one in ids):
             raise InputError(f"{path}:{line}: hash_ids {ids!s:.40} is no list of whole numbers")
@@ -148,7 +148,7 @@ def _sharegpt(path: Path, lines: Sequence[str]) -> Recorded:
 
 
 def _own_lines(path: Path, lines: Sequence[str]) -> Recorded:
-    return _own(path, _objects(path, lines))
+    return _own(path, objects(path, lines))
 
 
 def _own_table(path: Path, lines: Sequence[str]) -> Recorded:
@@ -169,9 +169,9 @@ def _own(path: Path, rows: Iterator[tuple[int, dict[str, Any]]]) -> Recorded:
             raise InputError(f"{path}:{line}: no {missing}; a turn has {', '.join(_OWN)}")
         name = str(row["conversation"])[:100]
         arrival_s = log_seconds(path, line, str(row["arrival"]))
-        question, output = (_tokens(path, line, row, key) for key in ("question", "output"))
+        question, output = (tokens_at(path, line, row, key) for key in ("question", "output"))
         before = found.setdefault(name, [])
-        context = _tokens(path, line, row, "context", least=0) if row.get("context") not in (None, "") else 0
+        context = tokens_at(path, line, row, "context", least=0) if row.get("context") not in (None, "") else 0
         if before and context:
             raise InputError(f"{path}:{line}: context stands in the first row of conversation {name!r} alone")
         if before and arrival_s < (before[-1].arrival_s or 0.0):
@@ -184,35 +184,3 @@ def _own(path: Path, rows: Iterator[tuple[int, dict[str, Any]]]) -> Recorded:
         raise InputError(f"{path}: holds no turns")
     ordered = sorted(found.values(), key=lambda turns: (turns[0].arrival_s, turns[0].line))
     return Recorded(tuple(ordered), None, timed=True)
-
-
-def _objects(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(Line number, object) of a file with one JSON object a line."""
-    for line, text in enumerate(lines, 1):
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"{path}:{line}: not JSON: {getattr(error, 'msg', 'nested too deeply')}") from None
-        if not isinstance(row, dict):
-            raise InputError(f"{path}:{line}: {text[:40]!r} is no object of a turn")
-        yield line, row
-
-
-def _number(path: Path, line: int, row: dict[str, Any], key: str, most: float) -> float:
-    value = row.get(key)
-    try:
-        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1.0
-    except (ValueError, OverflowError):
-        number = -1.0
-    if not 0 <= number <= most:
-        raise InputError(f"{path}:{line}: {key} {str(value)[:40]!r} is no number from 0 to {most:g}")
-    return number
-
-
-def _tokens(path: Path, line: int, row: dict[str, Any], key: str, least: int = 1) -> int:
-    number = _number(path, line, row, key, _MOST_TOKENS)
-    if number != int(number) or number < least:
-        raise InputError(f"{path}:{line}: {key} of {number:g} tokens; a whole number from {least} on would do")
-    return int(number)

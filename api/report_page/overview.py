@@ -22,7 +22,11 @@ HEADLINES = (
     # Of devices with a cloud the whole stands before the part.
     *("total_energy_j", "energy_j", "memory_peak_bytes", "regret"),
 )
-_MORE = ("kv_relative_error", "attended_share")
+# Of what quality these are: of what was loaded, and of decoding beside full attention.
+_QUALITY = (
+    *("kv_relative_error", "kv_kl_nats", "attended_share", "attention_mass"),
+    *("agreement_share", "kl_nats", "perplexity_over_full", "recall_share", "right_share"),
+)
 # Rows of one sweep; more systems and variants are in its own table.
 _MOST_GROUPS = 12
 
@@ -60,7 +64,7 @@ def overview_of(results: Sequence[Result], names: Sequence[str]) -> Overview | N
     ]
     if not lines:
         return None
-    shown = [key for key in (*HEADLINES, *_MORE) if any(key in line.metrics for line in lines)]
+    shown = [key for key in (*HEADLINES, *_QUALITY) if any(key in line.metrics for line in lines)]
     # Of answers of one token, a rate is the time to it once more.
     shown = shown if "tpot_s" in shown else [key for key in shown if not key.endswith("tokens_per_s")]
     heads = ["result", "system", "outcome", *(label_of(key, "total_energy_j" in shown) for key in shown)]
@@ -102,7 +106,7 @@ def _of_points(part: int, name: str, table: pd.DataFrame) -> Iterator[_Line]:
     groups: Any = [("", table)] if which is None else list(table.groupby(which, sort=False))
     for label, rows in groups[:_MOST_GROUPS]:
         done = rows[rows["outcome"] == "done"]
-        figures = [key for key in (*HEADLINES, *_MORE) if key in done.columns]
+        figures = [key for key in (*HEADLINES, *_QUALITY) if key in done.columns]
         medians = {key: float(value) for key, value in done[figures].median().items() if value == value}
         outcome = f"medians of {len(done):,} points"
         outcome += f", {len(rows) - len(done):,} not done" if len(done) < len(rows) else ""

@@ -51,6 +51,14 @@ def test_every_system_of_every_result_has_a_row_with_its_mark() -> None:
     assert any(note.startswith("* attends to a part of the tokens") for note in found.notes)
 
 
+def test_quality_stands_beside_speed() -> None:
+    asked = run("kvswap", tpot_s=0.1, attended_share=0.1, attended_tokens=9.0, agreement_share=0.75, kl_nats=0.5)
+    found = overview_of([asked, points(system=["a"] * 4, kl_nats=[0.1, 0.3, 0.2, None])], ["one", "swept"])
+    assert found is not None
+    assert found.heads[-3:] == ["of all tokens", "agrees with full attention", "KL from full attention, nats"]
+    assert [row.cells[-2:] for row in found.rows] == [["75.0 %", "0.50"], ["", "0.20"]]
+
+
 def test_a_rate_of_one_token_is_no_column() -> None:
     found = overview_of([run(ttft_s=0.5, throughput_tokens_per_s=2.0)], ["one"])
     assert found is not None and found.heads == ["result", "system", "outcome", "TTFT, mean"]

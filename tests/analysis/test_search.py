@@ -17,8 +17,9 @@ from kvferry.analysis.search_result import result_of, whole_name, write_result
 from kvferry.analysis.search_spec import ObjectiveSpec, constraint_of
 from kvferry.analysis.study_base import bundled_names
 from kvferry.cli.search import _show
+from kvferry.pipelines.checks import names_in_use
 from kvferry.pipelines.record import RequestRecord, Run
-from kvferry.scenarios.loader import load_scenario
+from kvferry.scenarios.loader import Check, load_scenario
 from kvferry.specs.base import BadKey
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
@@ -43,9 +44,9 @@ at_once: 6
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def written(text: str = SEARCH) -> Search:
+def written(text: str = SEARCH, check: Check | None = None) -> Search:
     Path("search.yaml").write_text(text)
-    return load_search("search.yaml")
+    return load_search("search.yaml", check=check)
 
 
 class StandIn:
@@ -259,15 +260,50 @@ def test_the_command(call: Call) -> None:
     assert call("search", "serach.yaml")[0] == 2
 
 
-def test_points_of_a_small_space_that_come_again_are_said_and_not_run_again(call: Call) -> None:
-    small = SEARCH.replace("{from: 1 ms, to: 100 ms, log: true}", "[4 ms]").replace(
-        "[1Ki, 2Ki, 4Ki, 8Ki]", "[1Ki, 4Ki]"
-    )
-    Path("search.yaml").write_text(small.replace("points: 24", "points: 12"))
+SMALL = SEARCH.replace("{from: 1 ms, to: 100 ms, log: true}", "[4 ms]").replace("[1Ki, 2Ki, 4Ki, 8Ki]", "{contexts}")
+
+
+@pytest.mark.parametrize(("contexts", "n"), [("[1Ki, 4Ki]", 2), ("{from: 1021, to: 1028, log: true}", 8)])
+def test_a_small_space_is_tried_whole(call: Call, contexts: str, n: int) -> None:
+    Path("search.yaml").write_text(SMALL.replace("{contexts}", contexts).replace("points: 24", f"points: {n}"))
     code, out, _ = call("search", "search.yaml", "-j", "1")
     assert code == 0
-    assert out.startswith("search: 12 points (2 distinct), ") and "2 scenarios run now" in out
-    assert json.loads(Path("runs/search/search.json").read_text())["distinct"] == len(read_points(Path("runs/search")))
+    assert out.startswith(f"search: {n} points (all that there are), ") and f"{n} scenarios run now" in out
+    assert len(read_points(Path("runs/search"))) == n
+    assert json.loads(Path("runs/search/search.json").read_text())["sampler"] == "every point"
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+def test_no_point_comes_twice(sampler: str) -> None:
+    """Nine of ten contexts are drawn; a sampler alone would repeat some of them."""
+    text = SMALL.replace("{contexts}", "{from: 1021, to: 1030}").replace("points: 24", "points: 9")
+    tried, n_new = run_search(written(text + f"sampler: {sampler}\n"), Path("out"), InProcess(), run=StandIn())
+    assert [one.number for one in tried] == list(range(9))
+    assert len({one.settings["workload.context"] for one in tried}) == n_new == 9
+
+
+def test_settings_without_effect_make_no_other_point() -> None:
+    """Streaming alone has no schedule: 2 points of it, and 4 of the other system."""
+    text = SEARCH.replace("link.rtt: {from: 1 ms, to: 100 ms, log: true}", "system: [stream-only, sparkv]")
+    text = text.replace("[1Ki, 2Ki, 4Ki, 8Ki]", "[1Ki, 4Ki]\n  policies.schedule: [greedy, milp]")
+    tried, _ = run_search(written(text, names_in_use), Path("out"), InProcess(), run=StandIn())
+    assert [one.system for one in tried] == ["stream-only"] * 2 + ["sparkv"] * 4
+    few = text.replace("points: 24", "points: 7")
+    tried, _ = run_search(written(few, names_in_use), Path("few"), InProcess(), run=StandIn())
+    assert sorted(one.system for one in tried) == ["sparkv"] * 4 + ["stream-only"] * 2
+
+
+def test_whole_numbers_are_printed_as_such(call: Call) -> None:
+    """The best of three: the longest context costs least, and is an objective itself."""
+    objectives = "[{metric: workload.context, better: high}]"
+    text = SMALL.replace("{contexts}", "{from: 1021, to: 1023}")
+    Path("search.yaml").write_text(text.replace("[ttft_s, {metric: energy_j, better: low}]", objectives))
+    code, out, _ = call("search", "search.yaml", "-j", "1")
+    assert code == 0
+    (row,) = [line.split() for line in out.splitlines() if line.strip().startswith("2 ")]
+    assert row[:4] == ["2", "4", "ms", "1023"]
+    (best,) = json.loads(Path("runs/search/search.json").read_text())["front"]
+    assert repr(best["figures"]["workload.context"]) == "1023"
 
 
 def test_the_search_in_the_docs_is_one() -> None:

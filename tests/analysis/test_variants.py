@@ -4,12 +4,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 from tiny import STREAMED, as_yaml, changed
 
 import kvferry
 from kvferry.analysis.dataset import read_points
 from kvferry.analysis.paired import paired
+from kvferry.analysis.plot_rows import kept_rows
 from kvferry.analysis.study import load_study
+from kvferry.analysis.study_plots import draw_plots
+from kvferry.analysis.study_spec import PlotSpec
 from kvferry.analysis.variants import variants_of
 from kvferry.specs.errors import InputError
 
@@ -130,3 +134,60 @@ def test_variants_in_braces() -> None:
     assert {label: list(values) for label, values in variants_of("{A: {system: ferry, link.rtt: 1 ms}}").items()} == {
         "A": ["system", "link.rtt"]
     }
+
+
+def test_conditions_name_labels() -> None:
+    Path("study.yaml").write_text(STUDY + "where: [\"variant != 'Last first' and not (variant == Plain)\"]\n")
+    assert load_study("study.yaml").labels == ("Greedy", "Greedy")
+    Path("study.yaml").write_text("base: small.yaml\nseeds: 2\nwhere: [variant != Plain]\n")
+    with pytest.raises(InputError, match="study.yaml:3: where.0: the study has no variants, whose labels"):
+        load_study("study.yaml")
+
+
+def test_plots_show_rows_that_keep_their_conditions(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"outcome": "done", "variant": list("aab"), "link.rtt_s": [0.001, 0.005, 0.001], "ttft_s": [1.0, 2.0, 9.0]}
+    )
+
+    def marks(*where: str) -> str:
+        plot = PlotSpec(kind="bar", x="link.rtt", y="ttft_s", by="variant", name="it", where=where)
+        drawn = draw_plots(frame, [plot], tmp_path, ("variant", "link.rtt"))
+        return (drawn.behind | drawn.not_drawn)["it"]
+
+    assert len(kept_rows(frame, ["variant != b", "link.rtt <= 1 ms"])) == 1
+    assert len(kept_rows(frame, ["ttft_s < 2000 ms or variant in [b]"])) == 2
+    assert marks("variant != b").startswith("each bar: 1 point")
+    assert marks("variant == c") == "where: leaves out every row"
+    assert "link.rtt_s is a time" in marks("link.rtt_s > 4")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("variant !=", "'variant !=': 'nothing' stands where a value"),
+        ("varient != a", "'varient' is neither a setting"),
+        ("variant == 'Last'", "no variant is called 'Last'"),
+    ],
+)
+def test_conditions_of_plots_are_checked_before_anything_runs(where: str, message: str) -> None:
+    Path("study.yaml").write_text(STUDY.replace("by: variant", f"by: variant, where: [seed == 7, {where!r}]"))
+    with pytest.raises(InputError, match=f"study.yaml:9: plots.0.where.1: {message}"):
+        load_study("study.yaml")
+
+
+def test_labels_that_there_are_not() -> None:
+    Path("study.yaml").write_text(STUDY + "where: ['variant in [Plain, Greddy]']\n")
+    with pytest.raises(
+        InputError, match="study.yaml:11: where.0: no variant is called 'Greddy'; did you mean 'Greedy'"
+    ):
+        load_study("study.yaml")
+
+
+def test_a_mapping_is_what_its_file_would_be() -> None:
+    kvferry.sweep("study.yaml", output="by-file", jobs=1, plots=False)
+    swept = kvferry.sweep(yaml.safe_load(STUDY), output="by-mapping", jobs=1, plots=False)
+    assert swept.study.name == "study"
+    for name in ("points.parquet", "study.yaml"):
+        assert (Path("by-file") / name).read_bytes() == (Path("by-mapping") / name).read_bytes()
+    with pytest.raises(InputError, match=r"\(mapping\): axes.link.rtx: unknown key|link.rtx"):
+        kvferry.sweep({"base": "small.yaml", "axes": {"link.rtx": [1]}}, jobs=1)

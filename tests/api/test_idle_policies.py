@@ -135,6 +135,12 @@ def test_a_point_that_is_not_valid_says_why_and_under_which_system() -> None:
     assert line.endswith("(under kvswap)")
 
 
+def test_what_is_of_real_runs_has_no_effect_on_modelled_ones() -> None:
+    said = "live.quality without effect: this run is modelled; --set backend=torch runs it for real"
+    assert remarks_under(DECODING, ["live.quality=true"], load_scenario(DECODING)) == [said]
+    assert remarks_under(DECODING, [], load_scenario(DECODING)) == []
+
+
 def test_a_link_has_no_effect_where_nothing_is_fetched() -> None:
     said = "link.rtt has no effect on kvswap: decoding fetches nothing over a link"
     assert said in kvferry.run(DECODING, {"link.rtt": "20 ms"}).remarks

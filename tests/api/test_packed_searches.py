@@ -1,6 +1,8 @@
 """Searches that last: packed, and rerun elsewhere to the same points and the same front."""
 
 import json
+import re
+import shlex
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -246,3 +248,40 @@ def test_other_folders_say_what_they_are(tmp_path: Path, name: str, said: str) -
     for refused in (lambda: kvferry.pack(tmp_path, tmp_path / "out.zip"), lambda: point_of(tmp_path, "0123")):
         with pytest.raises(InputError, match=said):
             refused()
+
+
+@pytest.mark.parametrize("name", ["search.json", "order.parquet"])
+def test_what_is_gone_is_written_by_the_command_that_is_said(
+    place: Path, call: Callable[..., tuple[int, str, str]], name: str
+) -> None:
+    (searched() / name).unlink()
+    with pytest.raises(InputError, match=f"^found/{name}: is gone; ") as error:
+        kvferry.pack("found")
+    if name == "search.json":
+        _, _, typed = str(error.value).partition("kvferry ")
+        assert call(*shlex.split(typed.removesuffix(" writes it again")))[0] == 0
+        kvferry.pack("found")
+
+
+def test_the_hints_of_a_refused_check_work_when_typed(place: Path, call: Callable[..., tuple[int, str, str]]) -> None:
+    Path("own.py").write_text(PLUGIN)
+    kvferry.use("own.py")
+    Path("search.yaml").write_text(SEARCH.replace("stream-only", "mine"))
+    searched()
+    drop(used()[0])
+    typed = ["kvferry", "pack", "found", "-o", "my search.zip"]
+    said: list[list[str]] = []
+    # What pack says, without its flag for code; what is there already; what a check says of code.
+    for left_out in ("--run-plugins,", "", "", ""):
+        _, out, err = call(*typed[1:])
+        (hint,) = re.findall(r"kvferry unpack .*?(?= which runs| checks it|$)", err.splitlines()[-1]) or [""]
+        typed = [word for word in shlex.split(hint) if word != left_out]
+        said.append(typed)
+        if out.endswith("same bytes\n"):
+            break
+    drop(used()[0])
+    assert said[0] == ["kvferry", "unpack", "my search.zip", "--check"]
+    assert said[1] == ["kvferry", "unpack", "my search", "--check", "--run-plugins"]
+    assert out.endswith("same bytes\n")
+    _, _, err = call("unpack", "my search.zip")
+    assert "kvferry unpack 'my search' --check checks it" in err

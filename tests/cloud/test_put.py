@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from starlette.applications import Starlette
 
 from kvferry.cloud.client import CloudClient
+from kvferry.cloud.guard import Guard
 from kvferry.cloud.server import MOST_PUT_BYTES, serve
 from kvferry.cloud.server_process import ServerProcess
 from kvferry.cloud.store import Store, StoredModel, StoreHeader, StoreWriter
@@ -97,6 +99,15 @@ def test_others_and_too_much_are_refused(url: str, folder: Path, block: Path) ->
     assert put(url, "turn-1", b"", **{"content-length": str(MOST_PUT_BYTES + 1)}) == 413
     assert put(url, "turn-1", block.read_bytes(), origin="http://elsewhere.example") == 403
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("length", "is_taken"), [("10", True), ("11", False), ("0" * 20 + "11", False), ("", False)])
+def test_lengths_by_themselves(length: str, is_taken: bool) -> None:
+    """Whatever a parser of HTTP lets through: zeros before what is too long."""
+    head = [(b"host", b"localhost"), (b"content-length", length.encode())]
+    scope = {"headers": head, "raw_path": b"/", "query_string": b"", "method": "PUT", "http_version": "1.1"}
+    refused = Guard(Starlette(), None, 10)._refusal(scope)
+    assert (refused is None) == is_taken and (refused is None or refused.status_code == 413)
 
 
 def test_other_servers_take_nothing(folder: Path, block: Path) -> None:

@@ -342,3 +342,16 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "a.txt", "not a store"), (tmp_path / "b", "no such file or folder")):
         with pytest.raises(InputError, match=message):
             StoreFolder(path)
+
+
+def test_unfinished_stores_of_killed_processes_go_after_a_day(tmp_path: Path) -> None:
+    old, now, other = (tmp_path / name for name in (".a.kvs.x1.part", ".b.kvs.x2.part", "mine.part"))
+    for path in (old, now, other):
+        path.write_bytes(b"half")
+    for path in (old, other):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    StoreFolder(tmp_path)
+    assert sorted(tmp_path.iterdir()) == [now, other]
+    os.utime(now, (time.time() - 90_000,) * 2)
+    write(tmp_path / "c.kvs")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.kvs", "mine.part"]

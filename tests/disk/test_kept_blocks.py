@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvferry.disk import kept_blocks
 from kvferry.disk.block_sums import BlockSums
 from kvferry.disk.direct_storage import Storage
 from kvferry.disk.kept_blocks import KeptBlocks
@@ -164,6 +165,15 @@ def test_other_kv_is_refused_and_left_alone(tmp_path: Path) -> None:
     ):
         opened(path, **{"model": "b", "block tokens": 32})
     assert names(opened(path)) == {name(7): 0}
+
+
+def test_a_file_of_another_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_blocks, "FORMAT", "kvferry-kept-blocks 1")
+    opened(tmp_path / "kv").close()
+    monkeypatch.undo()
+    said = r"kv is of another version of KVFerry \(kvferry-kept-blocks 1; kvferry-kept-blocks 2 is read\); delete it"
+    with pytest.raises(InputError, match=said):
+        opened(tmp_path / "kv")
 
 
 @pytest.mark.parametrize("log", [None, b"a letter", b"KVFR and no more, though it is long enough"])

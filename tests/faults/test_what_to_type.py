@@ -43,18 +43,19 @@ def test_yaml_that_is_none(text: str, said: str) -> None:
     [
         ("workload.arrivals=0.2", "0.2 is not a mapping (key: value); write it like {rate: 0.2 requests/s}"),
         ("load={share: 30 %}", "load.share: '30 %' is not a number; write it like 0.3"),
+        ("link={rate:1 Mbit/s}", "link.rate:1 Mbit/s: lacks a blank behind its colon; write it like rate: 1 Mbit/s"),
         ("system=[ferry, sparkv]", "several: kvferry compare SCENARIO --systems ferry,sparkv"),
         ("model=model.gguf", "'model.gguf' is not there; a GGUF file, a Hugging Face folder, a YAML file or a bundled"),
         ("model=models/typo", "'models/typo' is not there; a Hugging Face folder or a bundled name would do"),
         ("model=empty", "'empty' has no config.json; name a Hugging Face folder, a YAML or a GGUF file"),
         ("device.storage=ssd", "unknown storage 'ssd'; did you mean 'nvme'?"),
         ("system=kvswap", "with workload.kind decode it would do (try: kvferry run kvswap/throughput), or here one of"),
-        ("workload.trace=lines.jsonl", "lines.jsonl:1: Mooncake's trace, which a session reads: kvferry run"),
+        ("workload.trace=lines.jsonl", "lines.jsonl:1: JSON lines, which a session reads: kvferry run"),
     ],
 )
 def test_a_value_of_another_shape(setting: str, said: str) -> None:
     Path("empty").mkdir()
-    Path("lines.jsonl").write_text('{"timestamp": 0, "input_length": 10, "output_length": 2}\n')
+    Path("lines.jsonl").write_text('{"conversation": 0, "arrival": 10, "output": 2}\n')
     with pytest.raises(InputError) as error:
         kvferry.run("quickstart", [setting])
     assert said in str(error.value)

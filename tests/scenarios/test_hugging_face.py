@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tiny import LOADING, changed
 
+from kvferry.api.scenario import remarks_under
 from kvferry.scenarios.loader import load_model, load_scenario
 from kvferry.specs.errors import InputError
 
@@ -178,3 +179,15 @@ def test_windows_of_attention_and_the_layers_without(
 def test_attention_to_chunks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json: attention_chunk_size: .* not modelled"):
         load_model(str(config(tmp_path, model_type="llama4_text", attention_chunk_size=8192)))
+
+
+@pytest.mark.usefixtures("here")
+def test_a_bundled_name_goes_before_a_folder_and_says_so() -> None:
+    Path("byte-small").mkdir()
+    Path("byte-small", "config.json").write_text(json.dumps(QWEN))
+    said = "byte-small is the bundled model; the folder of that name is model=./byte-small"
+    bundled, folder = (load_scenario(LOADING | {"model": name}) for name in ("byte-small", "./byte-small"))
+    assert (bundled.model.layers, folder.model.layers) == (8, QWEN["num_hidden_layers"])
+    assert remarks_under(LOADING, ["model=byte-small"], bundled) == [said]
+    assert remarks_under(LOADING, ["model=./byte-small"], folder) == []
+    assert remarks_under(LOADING, [], bundled) == []

@@ -1,7 +1,11 @@
 """Requests over time: drawn, recorded, about shared contexts."""
 
+import re
+import shlex
+
 import numpy as np
 import pytest
+import yaml
 
 from kvferry.specs.errors import InputError
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec
@@ -83,7 +87,6 @@ def test_runs_say_what_their_log_was_taken_for(tmp_path, prompt):
     [
         ('[{"id": "a", "conversations": []}]', "ShareGPT's conversations"),
         ('[\n{"id": "a"}]', "ShareGPT's conversations"),
-        ('{"timestamp": 0, "input_length": 6755, "hash_ids": [0]}', "Mooncake's trace"),
         ('{"conversation": 1}', "JSON lines"),
     ],
 )
@@ -91,6 +94,35 @@ def test_logs_of_conversations_are_refused_by_name(tmp_path, text, what):
     said = f"requests.csv:1: {what}, which a session reads: kvferry run session/day --set .*; single requests are read"
     with pytest.raises(InputError, match=said):
         read_requests(written(tmp_path, text), most=1, question=0)
+
+
+def test_hints_can_be_typed(tmp_path):
+    path = tmp_path / "it's, {a} log.json"
+    path.write_text("[]")
+    with pytest.raises(InputError) as error:
+        read_requests(path, most=1, question=0)
+    typed = re.search(r"kvferry run (.*); single", str(error.value))
+    assert typed is not None
+    _, _, setting = shlex.split(typed[1])
+    assert yaml.safe_load(setting.removeprefix("workload=")) == {"kind": "session", "trace": str(path), "turns": 10}
+
+
+def test_mooncakes_requests_by_themselves(tmp_path):
+    """Milliseconds; what requests share is said to count elsewhere; one answers nothing."""
+    line = '{"timestamp": %d, "input_length": %d, "output_length": %d, "hash_ids": [0]}\n'
+    text = line % (3000, 6755, 500) + "\n" + line % (500, 7319, 490) + line % (4000, 5, 0)
+    found = read_log(written(tmp_path, text), most=10, question=64)
+    assert [(one.arrival_s, one.context, one.output, one.question) for one in found.requests] == [
+        (0.0, 7319, 490, 64),
+        (2.5, 6755, 500, 64),
+    ]
+    assert found.notes == (
+        "requests.csv: input_length became the context, and 64 question tokens were added to each",
+        "requests.csv: each request is by itself; a session (workload.kind) knows what they share (hash_ids)",
+        "requests.csv: 1 of 3 rows have no tokens to read or none to answer; left out",
+    )
+    with pytest.raises(InputError, match=r"requests.csv:2: timestamp 'x' is no number"):
+        read_log(written(tmp_path, line % (0, 1, 1) + line.replace("%d", '"x"')), most=10, question=0)
 
 
 def test_no_more_are_read_than_asked_for(tmp_path):

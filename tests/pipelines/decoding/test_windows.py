@@ -100,8 +100,14 @@ def test_requests_that_come_and_go_give_their_pages_back() -> None:
         ({"system": "kvswap"}, "kvswap does not model that"),
         ({"system": "full-eager"}, "full-eager does not model that"),
         ({"system": "streaming-llm"}, "streaming-llm does not model that"),
-        ({"backend": "torch"}, "backend: sim with KV in memory would do"),
-        ({"workload": {"kind": "context-reuse", "context": 1000, "output": 9}, "system": "ferry"}, "decode with KV"),
+        (
+            {"backend": "torch"},
+            r"shorter ones \(workload.context\) would do, or --set backend=sim with KV in memory \(--system vllm\)",
+        ),
+        (
+            {"workload": {"kind": "context-reuse", "context": 1000, "output": 9}, "system": "ferry"},
+            "context-reuse has none that are longer: .*, or workload.kind decode or session with KV",
+        ),
     ],
 )
 def test_what_does_not_model_a_window_says_what_would_do(changes: dict[str, Any], what: str) -> None:
