@@ -40,10 +40,12 @@ print(json.dumps({**figures, "took_s": took_s, "gib": gib, "requests": requests}
 """
 
 
-def rows(devices: tuple[int, ...] = DEVICES, settings: tuple[str, ...] = ()) -> Iterator[Row]:
+def rows(
+    devices: tuple[int, ...] = DEVICES, settings: tuple[str, ...] = (), parts: tuple[int, int] = PARTS
+) -> Iterator[Row]:
     for n in devices:
         yield from _at_one_cloud(n, settings)
-    yield from _in_parts(*PARTS, settings)
+    yield from _in_parts(*parts, settings)
 
 
 def _found(devices: int, parts: int, settings: tuple[str, ...]) -> dict[str, float]:
