@@ -10,3 +10,10 @@ def at(env: simpy.Environment, time_s: float) -> simpy.Timeout:
     may be negative at the second, which SimPy refuses.
     """
     return env.timeout(max(0.0, time_s - env.now))
+
+
+def call_off(waited: simpy.Event) -> None:
+    """Nobody waits for this instant any more, and nobody will: a clock that can take it back does."""
+    take_back = getattr(waited.env, "call_off", None)
+    if take_back is not None:
+        take_back(waited)

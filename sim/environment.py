@@ -3,8 +3,7 @@ no search for the place of what happens at once."""
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush
-from operator import attrgetter
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import simpy
@@ -13,19 +12,26 @@ from simpy.events import NORMAL, EventPriority
 
 # When, how urgent, the how many-th that was scheduled, and what.
 _Entry = tuple[float, EventPriority, int, simpy.Event]
+# What waits for an event that was called off; and so many of these may lie in the heap, and half of all in it.
+_NOBODY: Any = ()
+_MOST_CALLED_OFF = 256
 
 
 class Environment(simpy.Environment):  # type: ignore[misc]
     """The same events in the same order: what `run` does with each is SimPy's `step`, without a call for it."""
 
-    # Asked for several times in each event: SimPy's own is a call in Python.
-    now = property(attrgetter("_now"))
+    __slots__ = ("_at_once", "_called_off", "_now")
 
     def __init__(self) -> None:
         super().__init__()
+        # As SimPy does it for its own class alone: looked up, each would be bound again at every use.
+        for name in ("process", "timeout", "event", "all_of", "any_of"):
+            setattr(self, name, getattr(self, name))
         # Most events are to happen at once, behind the ones that were to before: they stand in line beside the heap of
         # thousands that happen later.
         self._at_once: deque[_Entry] = deque()
+        # Events in the heap that nobody waits for, at most.
+        self._called_off = 0
 
     def schedule(self, event: simpy.Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
         entry = self._now + delay, priority, next(self._eid), event
@@ -33,6 +39,19 @@ class Environment(simpy.Environment):  # type: ignore[misc]
             heappush(self._queue, entry)
         else:
             self._at_once.append(entry)
+
+    def call_off(self, event: simpy.Event) -> None:
+        """Let a scheduled event not happen. Thousands of devices that wait a minute at most, and hardly ever do, would
+        make the heap so deep that no cache holds it."""
+        if event.callbacks is None or event.callbacks is _NOBODY:
+            return
+        event.callbacks = _NOBODY
+        self._called_off += 1
+        if self._called_off > _MOST_CALLED_OFF and 2 * self._called_off > len(self._queue):
+            # In place: a run under way holds it.
+            self._queue[:] = [entry for entry in self._queue if entry[3].callbacks is not _NOBODY]
+            heapify(self._queue)
+            self._called_off = 0
 
     def peek(self) -> float:
         return float(self._now) if self._at_once else float(super().peek())
@@ -68,3 +87,7 @@ class Environment(simpy.Environment):  # type: ignore[misc]
         # Nothing is left that could happen, which SimPy says.
         until.callbacks.remove(StopSimulation.callback)
         return super().run(until)
+
+
+# SimPy's is a property, and the time is asked for hundreds of times for each request: a slot is read without a call.
+Environment.now = vars(Environment)["_now"]

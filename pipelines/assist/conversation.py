@@ -13,6 +13,7 @@ from kvferry.cloud.messages import BadMessage, Message, failed_of
 from kvferry.cloud.said import answer_of, mask_of, token_of, verdict_of
 from kvferry.cloud.story import Story
 from kvferry.machine.channel import Channel, ChannelBroken, Streamed
+from kvferry.machine.instant import call_off
 from kvferry.pipelines.assist.answer import Answer
 
 # The end of a stream comes right behind its last token; the device has no use for it.
@@ -217,6 +218,8 @@ class Conversation:
     ) -> Steps:
         over = None if patience_s is None else self._env.timeout(patience_s)
         yield AnyOf(self._env, [event for event in (said, over, ready) if event is not None])
+        if over is not None and not over.processed:
+            call_off(over)
         if said.triggered:
             return said.value
         if over is not None and over.processed:

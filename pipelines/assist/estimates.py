@@ -127,6 +127,7 @@ class Estimates:
         self._scenario = scenario
         self._here = _priced(scenario.costs.estimate, scenario.device, scenario.model)
         self._prefill_s, self._tpot_s = lru_cache(_KEPT)(self._prefilled_s), lru_cache(_KEPT)(self._decoded_s)
+        self.help, self.patience = lru_cache(_KEPT)(self._helped), lru_cache(_KEPT)(self._waited)
         self._window = window_of(scenario.device)
         self.prefilling = None if cloud is None else Prices(cloud)
         self.decoding = self.prefilling if decoding is None else Prices(decoding)
@@ -173,13 +174,13 @@ class Estimates:
         env.run(until=storage_of(env, storage, lambda span: None).read(Extents([0], [n_bytes])))
         return float(env.now)
 
-    def patience(self, prompt: int, ratio: float, wanted: Help, behind: Behind = NOTHING) -> Patience:
+    def _waited(self, prompt: int, ratio: float, wanted: Help, behind: Behind = NOTHING) -> Patience:
         """How long a device waits for the cloud with a prompt of this length, of which such a part is prefilled."""
         there = self.assistance(prompt, ratio, wanted, self._scenario.link, behind)
         own_prefill_s, planned = self.start_s + self.prefill_s(prompt, behind.here), wanted.patience_s == "planned"
         return patience_of(own_prefill_s=own_prefill_s, cloud_ttft_s=there.cloud_ttft_s, planned=planned)
 
-    def help(self, prompt: int, link: LinkSpec, wanted: Help, behind: Behind = NOTHING) -> Setting | Fallback:
+    def _helped(self, prompt: int, link: LinkSpec, wanted: Help, behind: Behind = NOTHING) -> Setting | Fallback:
         """What help a prompt of this length gets over a link: as a system wants it, and as problem P has what it leaves
         open."""
         workload = self._scenario.assist.workload

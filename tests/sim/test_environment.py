@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import simpy
 
+from kvferry.machine.instant import call_off
 from kvferry.sim.environment import Environment
 
 
@@ -100,3 +101,31 @@ def test_the_next_time_is_known() -> None:
     assert env.peek() == 2
     env.event().succeed()
     assert env.peek() == 0
+
+
+def test_what_was_called_off_does_not_happen_and_is_not_kept() -> None:
+    """Of 2,000 timeouts every tenth stays, one of those that were called off had a listener, and one has happened
+    already: the others happen in order, and no more than about as many as these lie in the heap."""
+    env, said = Environment(), list[int]()
+    over = env.timeout(0)
+    waited = [env.timeout(2_000 - n, n) for n in range(2_000)]
+    env.run(until=env.timeout(0))
+    call_off(over)
+    for timeout in waited:
+        timeout.callbacks.append(lambda timeout: said.append(timeout.value))
+    for timeout in waited:
+        if timeout.value % 10:
+            call_off(timeout)
+    call_off(waited[1])
+    assert not waited[1].processed
+    assert len(env._queue) < 2_000 / 10 + 300
+    env.run(until=3_000)
+    assert said == list(range(1_990, -1, -10))
+
+
+def test_a_clock_that_takes_nothing_back_is_left_alone() -> None:
+    env = simpy.Environment()
+    timeout = env.timeout(1)
+    call_off(timeout)
+    env.run()
+    assert timeout.processed

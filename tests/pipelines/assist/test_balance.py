@@ -1,5 +1,6 @@
 """Prompts go to the instance with the fewest tokens in hand."""
 
+from random import Random
 from typing import Any
 
 from kvferry.pipelines.assist.balance import Balance
@@ -35,3 +36,17 @@ def test_the_one_with_the_fewest_tokens_is_chosen() -> None:
     first.is_up = True
     balance.look()
     assert balance.least() is first
+
+
+def test_hundreds_of_instances_are_chosen_from_as_if_each_was_looked_at() -> None:
+    drawn, instances = Random(1), [Dealt() for _ in range(20)]
+    balance, in_hand = Balance(list[Any](instances)), list[tuple[Any, int]]()
+    for _ in range(2_000):
+        chosen = balance.least()
+        assert chosen is min(instances, key=lambda one: one.prefilling)
+        tokens = drawn.randrange(1, 9)
+        balance.add(chosen, tokens)
+        in_hand.append((chosen, tokens))
+        while len(in_hand) > drawn.randrange(60):
+            instance, tokens = in_hand.pop(drawn.randrange(len(in_hand)))
+            balance.add(instance, -tokens)

@@ -1,0 +1,34 @@
+"""Runs that differ only in what is drawn go by the same estimates; others never do."""
+
+from kvferry.pipelines.assist.roles import Roles
+from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
+from kvferry.scenarios.loader import load_scenario
+
+MANY = "pd_device/many"
+
+
+def roles(*settings: str) -> Roles:
+    scenario = load_scenario(MANY, settings)
+    return Roles(scenario, ASSIST_SYSTEMS[scenario.system])
+
+
+def test_parts_of_many_cells_share_estimates() -> None:
+    one = roles("workload.cells=4", "seed=1").estimates
+    assert roles("workload.cells=4", "workload.first_cell=4", "seed=2").estimates is one
+
+
+def test_whatever_estimates_go_by_makes_others() -> None:
+    """Help is what it was when the first scenario comes again."""
+    wanted = ASSIST_SYSTEMS["pd-device"].assist
+    first = load_scenario(MANY)
+    found = roles().estimates.help(8192, first.link, wanted)
+    for setting in (
+        "link.rtt=300 ms",
+        "machines.prefill.device=jetson-agx-orin-sparkv",
+        "workload.output=400",
+        "policies.serving.slots=2",
+        "device=jetson-agx-orin-sparkv",
+    ):
+        before, after = roles().estimates, roles(setting).estimates
+        assert after is not before, setting
+    assert roles().estimates.help(8192, first.link, wanted) == found
