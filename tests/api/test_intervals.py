@@ -301,4 +301,5 @@ def test_weights_elsewhere_are_run_for_a_few_tokens_at_each_end(monkeypatch: pyt
     assert [output for output, _ in ran[6:]] == 6 * [64]
     assert ours.keys() == theirs.keys()
     for key, ends in theirs.items():
-        assert ours[key] == pytest.approx(ends, rel=5e-3), key
+        # The largest of few gaps is not that of all.
+        assert ours[key] == pytest.approx(ends, rel=1e-2 if key == "largest_gap_s" else 1e-3), key
