@@ -1,6 +1,7 @@
 """Both roles of a scenario: the device's, and the cloud that its machines make up."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -84,8 +85,16 @@ def promise(story: Story, found: Setting | Fallback) -> None:
         story.beyond, story.tokens = str(found), story.tokens or story.output
 
 
-# The last run's, behind what they were made of.
-_LAST: list[Any] = [None, None]
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """Estimates, and what they were made of: one object, so that threads never take one's for another's."""
+
+    of: tuple[Any, ...]
+    estimates: Estimates
+
+
+# By one key, of the last run.
+_LAST: dict[str, _Made] = {}
 
 
 def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | None, serving: Serving) -> Estimates:
@@ -97,10 +106,10 @@ def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | No
         # What was measured may have been measured again.
         return Estimates(scenario, seen, decodes, serving)
     of = (*(one and _whatever_is_drawn(one) for one in (scenario, seen, decodes)), serving)
-    if _LAST[0] != of:
-        _LAST[:] = of, Estimates(scenario, seen, decodes, serving)
-    found: Estimates = _LAST[1]
-    return found
+    made = _LAST.get("run")
+    if made is None or made.of != of:
+        made = _LAST["run"] = _Made(of, Estimates(scenario, seen, decodes, serving))
+    return made.estimates
 
 
 def _whatever_is_drawn(scenario: Scenario) -> Scenario:

@@ -1,7 +1,15 @@
 """Runs that differ only in what is drawn go by the same estimates; others never do."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from kvferry.pipelines.assist.estimates import Estimates
 from kvferry.pipelines.assist.roles import Roles
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS
+from kvferry.policies.assist.serving import Serving
 from kvferry.scenarios.loader import load_scenario
 
 MANY = "pd_device/many"
@@ -32,3 +40,26 @@ def test_whatever_estimates_go_by_makes_others() -> None:
         before, after = roles().estimates, roles(setting).estimates
         assert after is not before, setting
     assert roles().estimates.help(8192, first.link, wanted) == found
+
+
+class Compared(Serving):
+    """What is done by another thread while this is compared with an equal one."""
+
+    meanwhile: ClassVar[Callable[[], object]] = lambda: None
+
+    def __eq__(self, other: object) -> bool:
+        type(self).meanwhile()
+        return True
+
+    __hash__ = Serving.__hash__
+
+
+def test_a_thread_never_takes_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, far = (load_scenario(MANY, [f"link.rtt={rtt}"]) for rtt in ("10 ms", "300 ms"))
+
+    def made() -> Estimates:
+        return Roles(near, replace(ASSIST_SYSTEMS[near.system], serving=Compared())).estimates
+
+    before = made()
+    monkeypatch.setattr(Compared, "meanwhile", lambda: Roles(far, ASSIST_SYSTEMS[far.system]))
+    assert made() is before
