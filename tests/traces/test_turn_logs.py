@@ -8,8 +8,8 @@ import pytest
 
 from kvferry.specs.errors import InputError
 from kvferry.specs.session import SessionSpec
-from kvferry.traces.turn import Turns
 from kvferry.traces.json_lines import objects
+from kvferry.traces.turn import Turns
 from kvferry.traces.turn_logs import read_recorded
 from kvferry.traces.turns import turns_of
 
