@@ -105,7 +105,9 @@ def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | No
     ):
         # What was measured may have been measured again.
         return Estimates(scenario, seen, decodes, serving)
-    of = (*(one and _whatever_is_drawn(one) for one in (scenario, seen, decodes)), serving)
+    # Equal specs may differ in what their file says, of which estimates have notes.
+    said = scenario.workload.model_fields_set - {"first_cell"}
+    of = (*(one and _whatever_is_drawn(one) for one in (scenario, seen, decodes)), serving, said)
     made = _LAST.get("run")
     if made is None or made.of != of:
         made = _LAST["run"] = _Made(of, Estimates(scenario, seen, decodes, serving))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+from tiny import ASSISTED
 
 from kvferry.pipelines.assist.estimates import Estimates
 from kvferry.pipelines.assist.roles import Roles
@@ -40,6 +41,18 @@ def test_whatever_estimates_go_by_makes_others() -> None:
         before, after = roles().estimates, roles(setting).estimates
         assert after is not before, setting
     assert roles().estimates.help(8192, first.link, wanted) == found
+
+
+def test_what_a_file_says_itself_is_noted() -> None:
+    """A share that a window cuts is worth a note where it was asked for, not where it is the default."""
+    window = "device.processors.gpu.window_tokens=2000"
+    default = load_scenario(ASSISTED, [window])
+    asked = load_scenario(ASSISTED, [window, f"workload.least_ratio={default.assist.workload.least_ratio}"])
+    assert asked == default
+    notes = [
+        Roles(one, ASSIST_SYSTEMS[one.system]).estimates.least_ratio_note(100_000) for one in (default, asked, default)
+    ]
+    assert [note is None for note in notes] == [True, False, True]
 
 
 class Compared(Serving):
