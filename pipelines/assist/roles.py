@@ -11,12 +11,13 @@ from kvferry.cloud.story import Story
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
-from kvferry.pipelines.assist.estimates import Estimates
+from kvferry.pipelines.assist.estimates import Estimates, names_file
 from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.assist.systems import AssistSystem
 from kvferry.policies.assist.fallback import Fallback
 from kvferry.policies.assist.optimiser import Setting
 from kvferry.policies.assist.serving import Serving
+from kvferry.specs.link import WaySpec
 from kvferry.specs.scenario import Scenario
 
 # Machines of a scenario that make up the cloud: instances that do both, or each one of the two.
@@ -100,10 +101,11 @@ _LAST: dict[str, _Made] = {}
 def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | None, serving: Serving) -> Estimates:
     """Returns those of the run before where it differs in nothing that they go by: parts of many cells, or seeds, are
     run one after the other, and for each problem P of thousands of prompts would be solved."""
-    if any(
+    measured = [
         processor.measured for one in (scenario, seen, decodes) if one for processor in one.device.processors.values()
-    ):
-        # What was measured may have been measured again.
+    ]
+    if any(measured) or any(map(names_file, _ways(scenario))):
+        # What was measured or recorded may have been so again.
         return Estimates(scenario, seen, decodes, serving)
     # Equal specs may differ in what their file says, of which estimates have notes.
     said = scenario.workload.model_fields_set - {"first_cell"}
@@ -112,6 +114,13 @@ def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | No
     if made is None or made.of != of:
         made = _LAST["run"] = _Made(of, Estimates(scenario, seen, decodes, serving))
     return made.estimates
+
+
+def _ways(scenario: Scenario) -> list[WaySpec]:
+    """Both directions of the links that prompts may cross."""
+    networks = scenario.assist.workload.networks or ()
+    links = [scenario.link, *(one.link for one in networks)]
+    return [way for link in links for way in (link, link.up) if way is not None]
 
 
 def _whatever_is_drawn(scenario: Scenario) -> Scenario:

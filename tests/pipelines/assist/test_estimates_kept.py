@@ -1,7 +1,9 @@
 """Runs that differ only in what is drawn go by the same estimates; others never do."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -53,6 +55,21 @@ def test_what_a_file_says_itself_is_noted() -> None:
         Roles(one, ASSIST_SYSTEMS[one.system]).estimates.least_ratio_note(100_000) for one in (default, asked, default)
     ]
     assert [note is None for note in notes] == [True, False, True]
+
+
+def test_a_trace_that_is_written_again_is_looked_at_again(tmp_path: Path) -> None:
+    """A mask in a message of its own, and half as fast a link."""
+    trace, sent_s = tmp_path / "mine.csv", list[float]()
+    link = {"link": {"trace": str(trace), "rtt": "4 ms"}}
+    for written, bytes_per_s in enumerate((2e6, 1e6)):
+        head = "# kvferry-trace 1\n# kind: bandwidth\n# on_end: loop\nstart_s,bytes_per_s\n"
+        trace.write_text(f"{head}0.0,{bytes_per_s}\n10.0,end\n")
+        os.utime(trace, (written, written))
+        scenario = load_scenario(ASSISTED | link)
+        estimates = Roles(scenario, ASSIST_SYSTEMS[scenario.system]).estimates
+        handling_s = scenario.assist.workload.handling.refine_token_s * 4096
+        sent_s.append(estimates.mask_s(4096, 0.5) - handling_s)
+    assert sent_s[1] == pytest.approx(2 * sent_s[0]) and sent_s[0] > 0
 
 
 class Compared(Serving):
