@@ -31,5 +31,6 @@ class Tried:
 
     @property
     def what(self) -> tuple[Any, ...]:
-        """Returns what tells it from other points: settings that have an effect."""
-        return self.system, *sorted((key, repr(value)) for key, value in self.settings.items())
+        """Returns what tells it from other points: its scenarios, as two descriptions may bear one name; where it makes
+        none, settings that have an effect."""
+        return tuple(self.scenarios) or (self.system, *sorted((key, repr(one)) for key, one in self.settings.items()))

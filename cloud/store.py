@@ -376,9 +376,15 @@ class StoreWriter:
 
 def remove_unfinished(folder: Path) -> None:
     """Removes stores of a folder that processes which were killed have left unfinished, a long time ago: others may be
-    at work."""
+    at work. What does not begin as a store is somebody's own."""
     for path in folder.glob(".*.part"):
         with suppress(OSError):
             status = path.lstat()
-            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > _LEFT_S:
+            is_left = stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > _LEFT_S
+            if is_left and _BEGIN.startswith(_first_bytes(path)):
                 path.unlink()
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_BEGIN))

@@ -101,7 +101,7 @@ class NumberRange:
         if not self.whole:
             return self._written(self._between(Fraction(share)))
         wider = NumberRange(self.first, self.last + 1, "", False, self.log)
-        return min(int(wider._between(Fraction(share))), int(self.last))
+        return min(math.floor(wider._between(Fraction(share))), int(self.last))
 
     @property
     def size(self) -> int | None:

@@ -16,12 +16,20 @@ def objects(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, dict[str, A
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"{path}:{line}: not JSON: {getattr(error, 'msg', 'nested too deeply')}") from None
+            row = json.loads(text.lstrip("\ufeff"))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}:{line}: not JSON: {why_not_json(error)}") from None
         if not isinstance(row, dict):
             raise InputError(f"{path}:{line}: {text[:40]!r} is no object, as {...} is")
         yield line, row
+
+
+def why_not_json(error: ValueError | RecursionError) -> str:
+    """Returns what is wrong with a text, in a few words."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    # Python refuses to read longer numbers.
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number of thousands of digits"
 
 
 def number_at(path: Path, line: int, row: dict[str, Any], key: str, most: float) -> float:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kvferry.specs.errors import InputError
 from kvferry.traces.format import MAX_DURATION_S, read_lines
-from kvferry.traces.json_lines import number_at, objects, tokens_at
+from kvferry.traces.json_lines import number_at, objects, tokens_at, why_not_json
 from kvferry.traces.request_log import MOST_RECORDED, log_seconds, read_requests
 
 # Mooncake's hash ids are of blocks of this many tokens (FAST '25, its traces' README).
@@ -119,9 +119,9 @@ def _sharegpt(path: Path, lines: Sequence[str]) -> Recorded:
     four; a log without times."""
     try:
         rows = json.loads("\n".join(lines))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
-        raise InputError(f"{path}:{line}: not JSON: {getattr(error, 'msg', 'nested too deeply')}") from None
+        raise InputError(f"{path}:{line}: not JSON: {why_not_json(error)}") from None
     found: list[Conversation] = []
     for n, row in enumerate(rows if isinstance(rows, list) else [], 1):
         said = row.get("conversations") if isinstance(row, dict) else None

@@ -1,8 +1,11 @@
 """What prefill and decoding take on either side, as planned with, and what help that makes of a prompt."""
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, cached_property, lru_cache
+from pathlib import Path
 
 import simpy
 
@@ -278,12 +281,26 @@ def _check_positive(priced_s: Mapping[str, float]) -> None:
 def _sent_s(n_bytes: float, way: WaySpec) -> float:
     """At the mean rate, without outages, which nothing foresees; for ever where the replay begins behind the end of its
     trace."""
-    bytes_per_s = _mean_bytes_per_s(way)
+    bytes_per_s = _mean_bytes_per_s(way, _written_ns(way))
     return n_bytes / bytes_per_s if bytes_per_s else math.inf
 
 
+def names_file(way: WaySpec) -> bool:
+    """Returns whether its trace is a file, which may be written anew."""
+    # Asked for every request, where making a path would take as long as all else here.
+    return way.trace is not None and way.trace.startswith(os.sep)
+
+
+def _written_ns(way: WaySpec) -> int:
+    """Returns when the file of its trace was written; 0: it has none, or none that is there."""
+    with suppress(OSError):
+        if names_file(way):
+            return Path(str(way.trace)).stat().st_mtime_ns
+    return 0
+
+
 @cache
-def _mean_bytes_per_s(way: WaySpec) -> float:
+def _mean_bytes_per_s(way: WaySpec, _: int) -> float:
     return link_trace(way.model_copy(update={"outages": ()})).mean()
 
 

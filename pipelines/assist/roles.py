@@ -1,6 +1,7 @@
 """Both roles of a scenario: the device's, and the cloud that its machines make up."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -10,12 +11,13 @@ from kvferry.cloud.story import Story
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
-from kvferry.pipelines.assist.estimates import Estimates
+from kvferry.pipelines.assist.estimates import Estimates, names_file
 from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.assist.systems import AssistSystem
 from kvferry.policies.assist.fallback import Fallback
 from kvferry.policies.assist.optimiser import Setting
 from kvferry.policies.assist.serving import Serving
+from kvferry.specs.link import WaySpec
 from kvferry.specs.scenario import Scenario
 
 # Machines of a scenario that make up the cloud: instances that do both, or each one of the two.
@@ -84,23 +86,41 @@ def promise(story: Story, found: Setting | Fallback) -> None:
         story.beyond, story.tokens = str(found), story.tokens or story.output
 
 
-# The last run's, behind what they were made of.
-_LAST: list[Any] = [None, None]
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """Estimates, and what they were made of: one object, so that threads never take one's for another's."""
+
+    of: tuple[Any, ...]
+    estimates: Estimates
+
+
+# By one key, of the last run.
+_LAST: dict[str, _Made] = {}
 
 
 def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | None, serving: Serving) -> Estimates:
     """Returns those of the run before where it differs in nothing that they go by: parts of many cells, or seeds, are
     run one after the other, and for each problem P of thousands of prompts would be solved."""
-    if any(
+    measured = [
         processor.measured for one in (scenario, seen, decodes) if one for processor in one.device.processors.values()
-    ):
-        # What was measured may have been measured again.
+    ]
+    if any(measured) or any(map(names_file, _ways(scenario))):
+        # What was measured or recorded may have been so again.
         return Estimates(scenario, seen, decodes, serving)
-    of = (*(one and _whatever_is_drawn(one) for one in (scenario, seen, decodes)), serving)
-    if _LAST[0] != of:
-        _LAST[:] = of, Estimates(scenario, seen, decodes, serving)
-    found: Estimates = _LAST[1]
-    return found
+    # Equal specs may differ in what their file says, of which estimates have notes.
+    said = scenario.workload.model_fields_set - {"first_cell"}
+    of = (*(one and _whatever_is_drawn(one) for one in (scenario, seen, decodes)), serving, said)
+    made = _LAST.get("run")
+    if made is None or made.of != of:
+        made = _LAST["run"] = _Made(of, Estimates(scenario, seen, decodes, serving))
+    return made.estimates
+
+
+def _ways(scenario: Scenario) -> list[WaySpec]:
+    """Both directions of the links that prompts may cross."""
+    networks = scenario.assist.workload.networks or ()
+    links = [scenario.link, *(one.link for one in networks)]
+    return [way for link in links for way in (link, link.up) if way is not None]
 
 
 def _whatever_is_drawn(scenario: Scenario) -> Scenario:

@@ -273,6 +273,15 @@ def test_a_small_space_is_tried_whole(call: Call, contexts: str, n: int) -> None
     assert json.loads(Path("runs/search/search.json").read_text())["sampler"] == "every point"
 
 
+def test_two_descriptions_of_one_name_are_two_points() -> None:
+    """A device that extends another bears its name unless it says its own."""
+    devices = ["rtx-4060", {"extends": "rtx-4060", "memory": {"runtime_bytes": "1 GB"}}]
+    found = load_search({"base": LOADING, "space": {"device": devices}, "objectives": ["ttft_s"]})
+    tried, _ = run_search(found, Path("out"), InProcess(), run=StandIn())
+    assert [one.settings for one in tried] == 2 * [{"device": "rtx-4060"}]
+    assert len({key for one in tried for key in one.scenarios}) == 2
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
 def test_no_point_comes_twice(sampler: str) -> None:
     """Nine of ten contexts are drawn; a sampler alone would repeat some of them."""

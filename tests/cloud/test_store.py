@@ -345,13 +345,18 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
 
 
 def test_unfinished_stores_of_killed_processes_go_after_a_day(tmp_path: Path) -> None:
-    old, now, other = (tmp_path / name for name in (".a.kvs.x1.part", ".b.kvs.x2.part", "mine.part"))
-    for path in (old, now, other):
-        path.write_bytes(b"half")
-    for path in (old, other):
-        os.utime(path, (time.time() - 90_000,) * 2)
+    names = ".a.kvs.x1.part", ".b.kvs.x2.part", ".film.part", ".d.x3.part", "mine.part"
+    old, now, others, empty, shown = (tmp_path / name for name in names)
+    for path, content in zip(
+        (old, now, others, empty, shown),
+        (b"kvferry store 1\nhalf", b"kvferry store 1\n", b"half of a film", b"", b"kvferry store 1\n"),
+        strict=True,
+    ):
+        path.write_bytes(content)
+        if path != now:
+            os.utime(path, (time.time() - 90_000,) * 2)
     StoreFolder(tmp_path)
-    assert sorted(tmp_path.iterdir()) == [now, other]
+    assert set(tmp_path.iterdir()) == {now, others, shown}
     os.utime(now, (time.time() - 90_000,) * 2)
     write(tmp_path / "c.kvs")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.kvs", "mine.part"]
+    assert {path.name for path in tmp_path.iterdir()} == {"c.kvs", ".film.part", "mine.part"}

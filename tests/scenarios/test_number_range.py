@@ -64,3 +64,9 @@ def test_every_value_lies_between_the_ends(
     drawn = amount_of(limits.at(data.draw(st.floats(0, 1, exclude_max=True))))
     assert drawn is not None
     assert one.number <= drawn.number <= other.number
+
+
+def test_each_whole_number_has_its_share_below_zero_too() -> None:
+    below = range_of(from_=-3, to=2)
+    assert [below.at(share) for share in below.shares()] == [-3, -2, -1, 0, 1, 2]
+    assert (below.at(0.0), below.at(0.999)) == (-3, 2)

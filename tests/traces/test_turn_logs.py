@@ -8,6 +8,7 @@ import pytest
 
 from kvferry.specs.errors import InputError
 from kvferry.specs.session import SessionSpec
+from kvferry.traces.json_lines import objects
 from kvferry.traces.turn import Turns
 from kvferry.traces.turn_logs import read_recorded
 from kvferry.traces.turns import turns_of
@@ -106,6 +107,8 @@ def test_texts_have_lengths_and_no_times(tmp_path: Path) -> None:
             ":1: timestamp 'x' is no number",
         ),
         (('{"hash_ids": [', "}"), ":1: not JSON"),
+        ((f'{{"hash_ids": [{"1" * 5000}]}}', ""), ":1: not JSON: a number of thousands of digits"),
+        ((f"[{'1' * 5000}]", ""), ":1: not JSON: a number of thousands of digits"),
         (("[1]", ""), ": entry 1: has no list of `conversations`"),
         (("arrival,conversation,question,output", "0,a,5"), ":2: no output; a turn has arrival, conversation"),
         (
@@ -125,3 +128,7 @@ def test_a_log_of_too_few_turns_says_so(tmp_path: Path) -> None:
         turns(written(tmp_path, *MOONCAKE), 5)
     with pytest.raises(InputError, match="its hash ids are of blocks of 512 tokens; leave workload.block out"):
         turns(tmp_path / "log.jsonl", 4, block=256)
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_line() -> None:
+    assert list(objects(Path("log.jsonl"), ["\ufeff{}"])) == [(1, {})]
