@@ -21,6 +21,8 @@ MOONCAKE_BLOCK = 512
 # Without a tokenizer: bytes of text per token, as in English.
 _BYTES_PER_TOKEN = 4
 _OWN = ("arrival", "conversation", "question", "output")
+# BurstGPT's releases from 2.0 on name the session of each request of a conversation.
+_BURSTGPT_SESSION = "Session ID"
 
 
 class Logged(NamedTuple):
@@ -60,6 +62,8 @@ def read_recorded(path: Path) -> Recorded:
         return _mooncake(path, lines) if "hash_ids" in first else _own_lines(path, lines)
     if "conversation" in first.split(","):
         return _own_table(path, lines)
+    if _BURSTGPT_SESSION in first.split(","):
+        return _burstgpt(path, lines)
     found = read_requests(path, first=MOST_RECORDED, most=MOST_RECORDED, question=0)
     alone = ([Logged(0, one.arrival_s, one.context + one.question, one.output)] for one in found)
     return Recorded(tuple(alone), None, timed=True)
@@ -147,17 +151,47 @@ def _sharegpt(path: Path, lines: Sequence[str]) -> Recorded:
     return Recorded(tuple(found), None, timed=False)
 
 
+def _burstgpt(path: Path, lines: Sequence[str]) -> Recorded:
+    """`Timestamp`, `Session ID`, `Request tokens` and `Response tokens`. A request goes on with its session's last one
+    if it is as long as prompt and answer together; a shorter one was cut or edited, and begins a conversation, as do
+    requests without a session. Requests without tokens failed, and are left out."""
+    rows: list[tuple[str, Logged]] = []
+    for line, row in _table(path, lines):
+        arrival_s = log_seconds(path, line, str(row.get("Timestamp") or ""))
+        prompt, output = (tokens_at(path, line, row, f"{one} tokens", least=0) for one in ("Request", "Response"))
+        if prompt and output:
+            rows.append((str(row[_BURSTGPT_SESSION] or "")[:100], Logged(line, arrival_s, prompt, output)))
+        if len(rows) == MOST_RECORDED:
+            break
+    if not rows:
+        raise InputError(f"{path}: holds no request with tokens to read and to answer")
+    found: list[Conversation] = []
+    last_of: dict[str, Conversation] = {}
+    for session, one in sorted(rows, key=lambda each: each[1].arrival_s or 0.0):
+        last = last_of.get(session) if session else None
+        if last is None or one.prompt < last[-1].prompt + last[-1].output:
+            found.append([])
+            last = last_of[session] = found[-1]
+        last.append(one)
+    return Recorded(tuple(found), None, timed=True)
+
+
 def _own_lines(path: Path, lines: Sequence[str]) -> Recorded:
     return _own(path, objects(path, lines))
 
 
 def _own_table(path: Path, lines: Sequence[str]) -> Recorded:
-    reader = csv.DictReader(lines)
+    return _own(path, _table(path, lines))
+
+
+def _table(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number, row by the header's names) of a CSV file."""
+    reader = csv.DictReader(line.lstrip("\ufeff") for line in lines)
     try:
-        rows = [(reader.line_num, dict(row)) for row in reader]
+        for row in reader:
+            yield reader.line_num, dict(row)
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: {error}") from None
-    return _own(path, iter(rows))
 
 
 def _own(path: Path, rows: Iterator[tuple[int, dict[str, Any]]]) -> Recorded:

@@ -77,6 +77,29 @@ def test_requests_are_conversations_of_one_turn(tmp_path: Path) -> None:
     assert [(t.prompt, t.output, t.due_s) for t in turns(azure, 2).numbered] == [(374, 44, 0.0), (396, 109, 4.0)]
 
 
+def test_burstgpts_sessions_are_conversations(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "\ufeffTimestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        "5,one,2,ChatGPT,100,20,120,Conversation log",
+        "9,two,2,ChatGPT,300,10,310,Conversation log",
+        "20,one,2,ChatGPT,150,30,180,Conversation log",
+        "25,one,2,ChatGPT,0,0,0,Conversation log",
+        "30,one,2,ChatGPT,179,10,189,Conversation log",
+        "40,,2,GPT-4,50,5,55,API log",
+        "41,,2,GPT-4,60,5,65,API log",
+        "50,one,2,ChatGPT,189,1,190,Conversation log",
+        name="burst.csv",
+    )
+    # The fifth row is a token shorter than what the third one left, and the last goes on with it.
+    found = [
+        [(one.arrival_s, one.prompt) for one in conversation] for conversation in read_recorded(path).conversations
+    ]
+    assert found == [[(5, 100), (20, 150)], [(9, 300)], [(30, 179), (50, 189)], [(40, 50)], [(41, 60)]]
+    first, second = turns(path, 7).streams[0]
+    assert (first.due_s, second.due_s, second.conversation) == (0.0, 15.0, first.conversation)
+
+
 def test_texts_have_lengths_and_no_times(tmp_path: Path) -> None:
     said = [{"from": "human", "value": "a" * 40}, {"from": "gpt", "value": "b" * 20}]
     log = written(tmp_path, [{"conversations": [*said, *said]}, {"conversations": said}], name="sharegpt.json")
