@@ -243,6 +243,7 @@ FIGURES: dict[str, Figure] = {
     "waits_savable_share": Figure("of it savable", "low", "at most, by whatever is kept, loaded and foreseen"),
     "said_by_cloud_share": Figure("said by the cloud", "low", "share of answers' tokens, where a cloud helps"),
     "kept_written_bytes": Figure("of it to keep KV", "low", "written between turns, as memory had no room"),
+    "kept_blocks_dropped": Figure("kept blocks dropped", "low", "of an earlier run's file, cut or changed since"),
     "flash_written_per_day_bytes": Figure("written per day", "low", "to storage, by all that writes"),
     "flash_life_years": Figure(
         "flash endures, years", "high", "until that is what the storage's profile says it endures"

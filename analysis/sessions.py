@@ -49,7 +49,8 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     ``attended_...``, ``attention_...``: as of decoding, over the tokens of all answers.
     ``kept_written_bytes``: written to flash between turns. ``flash_written_per_day_bytes``: by all, and
     ``flash_life_years``: until that is what the storage's profile says it endures. ``day_energy_j``: of the device.
-    ``cloud_energy_j``, ``total_energy_j``: with a cloud that helps, as of devices."""
+    ``cloud_energy_j``, ``total_energy_j``: with a cloud that helps, as of devices. ``kept_blocks_dropped``: of an
+    earlier run's file, where any were."""
     turns = run.sessions.turns if run.sessions is not None else ()
     if not turns:
         return {}
@@ -88,6 +89,8 @@ def session_metrics(run: Run, storage: StorageSpec | None) -> dict[str, float]:
     if run.machines:
         found |= energy_with_cloud(run, run.energy_j, len(turns))
     found["kept_written_bytes"] = sum(turn.written_bytes for turn in turns)
+    if dropped := run.measured.get("kept_blocks_dropped"):
+        found["kept_blocks_dropped"] = float(dropped)
     if run.duration_s:
         written_bytes = run.tally.bytes_of("storage", "Write")
         if written_bytes:

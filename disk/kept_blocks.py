@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -191,6 +192,9 @@ def _locked(path: Path) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise InputError(f"live.kv_file: {path} cannot be written: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InputError(f"live.kv_file: {path} is no regular file; name another")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -165,6 +165,7 @@ class SessionFlow:
         turns: tuple[TurnRecord, ...] = tuple(one.record for one in told)
         notes = (
             *without_effect(self._scenario, self._system),
+            *self._turns.notes,
             *self._stage.notes,
             *(self._device.notes if self._device else ()),
         )

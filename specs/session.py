@@ -1,6 +1,7 @@
 """Conversations of days on one device, whose KV lives on between turns: what is asked, budget and live settings."""
 
-from typing import Annotated, Literal
+from itertools import pairwise
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -13,6 +14,10 @@ from kvferry.specs.workload import MOST_LAYER_STEPS_PER_RUN, MOST_TOKENS_PER_RUN
 
 # Turns of a run.
 MOST_TURNS = 100_000
+# The percentiles that a length may be given by.
+PERCENTILES = (0, 10, 25, 50, 75, 90, 95, 99, 100)
+Percentiles = Annotated[tuple[Annotated[Tokens, Field(ge=1, le=1_000_000)], ...], Field(max_length=len(PERCENTILES))]
+Length = Literal["context", "question", "output"]
 # Blocks of tokens of one prompt, each of which is looked up by itself.
 MOST_BLOCKS_PER_TURN = 100_000
 # And of all prompts, without and with their answers, which are held in memory together: 400 MB of names.
@@ -39,6 +44,11 @@ class SessionSpec(Part):
     # That of the question, and of the output; None: `spread`.
     question_spread: float | None = Field(default=None, ge=0, le=4, strict=True)
     output_spread: float | None = Field(default=None, ge=0, le=4, strict=True)
+    # Instead of a median and a deviation: tokens at percentiles 0, 10, 25, 50, 75, 90, 95, 99 and 100; between these
+    # their logarithm is a straight line.
+    context_percentiles: Percentiles | None = None
+    question_percentiles: Percentiles | None = None
+    output_percentiles: Percentiles | None = None
     # Different contexts that conversations are about.
     contexts: Count = Field(default=1, ge=1, le=100_000)
     # The exponent of Zipf's law by which they are chosen: the k-th with a probability of 1 / k^zipf.
@@ -72,20 +82,29 @@ class SessionSpec(Part):
         """Tokens of the longest sequence: only a run will know, as conversations end by chance."""
         return None
 
-    def spread_of(self, length: Literal["question", "output"]) -> float:
-        """Returns the deviation of the logarithm of questions or answers."""
-        own = self.question_spread if length == "question" else self.output_spread
+    def spread_of(self, length: Length) -> float:
+        """Returns the deviation of the logarithm of such a length."""
+        own = {"context": None, "question": self.question_spread, "output": self.output_spread}[length]
         return self.spread if own is None else own
+
+    def percentiles_of(self, length: Length) -> tuple[int, ...] | None:
+        """Returns such a length at ``PERCENTILES``; None: it is drawn by its median and deviation."""
+        found: tuple[int, ...] | None = getattr(self, f"{length}_percentiles")
+        return found
 
     @model_validator(mode="after")
     def _fits_together(self) -> "SessionSpec":
-        if self.context + self.beginning < 1 and self.trace is None and self.in_cloud == "contexts":
+        for length in get_args(Length):
+            _check_percentiles(f"{length}_percentiles", self.percentiles_of(length))
+        contexts = self.context_percentiles or (self.context + self.beginning,)
+        if max(contexts) < 1 and self.trace is None and self.in_cloud == "contexts":
             raise BadKey("in_cloud", "contexts of 0 tokens lie nowhere; in_cloud: nothing would do")
         if self.trace is not None:
             lengths = ("context", "beginning", "question", "output", "spread", "question_spread", "output_spread")
+            percentiles = (f"{length}_percentiles" for length in get_args(Length))
             said = [
                 key
-                for key in (*lengths, "contexts", "zipf", "turns_each")
+                for key in (*lengths, *percentiles, "contexts", "zipf", "turns_each")
                 if key in self.model_fields_set and getattr(self, key) != type(self).model_fields[key].default
             ]
             if said:
@@ -103,6 +122,18 @@ class SessionSpec(Part):
         if steps > MOST_LAYER_STEPS_PER_RUN:
             what = f"{steps:,} steps of layers take longer than a run may; at most {MOST_LAYER_STEPS_PER_RUN:,} will do"
             raise BadKey("workload.turns", f"{what}, and workload.decoded cuts what is decoded of an answer")
+
+
+def _check_percentiles(key: str, tokens: tuple[int, ...] | None) -> None:
+    """Raises BadKey for lengths that are not there at all percentiles, or fall."""
+    if tokens is None:
+        return
+    if len(tokens) != len(PERCENTILES):
+        at = ", ".join(map(str, PERCENTILES))
+        raise BadKey(key, f"has {len(tokens)} lengths; {len(PERCENTILES)} would do, at percentiles {at}")
+    fall = next((pair for pair in pairwise(tokens) if pair[1] < pair[0]), None)
+    if fall is not None:
+        raise BadKey(key, f"falls from {fall[0]:,} to {fall[1]:,} tokens; the ascending order would do")
 
 
 class SessionBudget(Budget):

@@ -1,11 +1,12 @@
 """A session workload that is fitted to a log of conversations, and its statistics beside the log's.
 
-    python studies/fitted_turns.py mooncake_conversation.jsonl --turns 12000
+    python studies/fitted_turns.py mooncake_conversation.jsonl
 
 As many turns of the log, drawn by whole conversations, stand beside as many generated ones.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 from kvferry.specs.session import SessionSpec
@@ -23,7 +24,10 @@ def main() -> None:
     recorded = read_recorded(asked.log)
     turns = min(asked.turns, len(recorded))
     keys = fitted(recorded)
-    print("workload:", {"kind": "session", "turns": turns, **keys})
+    think = {"think": f"{keys['think_s']:g} s"} if "think_s" in keys else {}
+    said = {"kind": "session", "turns": turns, **keys, **think}
+    said.pop("think_s", None)
+    print("workload:", json.dumps(said))
     block = {} if recorded.block is None else {"block": recorded.block}
     drawn = SessionSpec(kind="session", turns=turns, at_once=asked.users, **keys, **block)
     real = SessionSpec(kind="session", turns=turns, trace=str(asked.log))

@@ -6,16 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from kvferry.specs.session import PERCENTILES, Length
 from kvferry.traces.turn import Turns
 from kvferry.traces.turn_logs import Recorded
 
 # Zipf's exponents that are tried.
 _ZIPFS = np.arange(0.0, 1.6, 0.1)
-# A lognormal's deviation is read between its median and this percentile, so many deviations above: long turns are what
-# takes time, and logs have more short ones than a lognormal.
+# Think times are lognormal. The deviation is read between the median and this percentile, so many deviations above:
+# logs have more short ones than a lognormal.
 _HIGH, _DEVIATIONS = 90, 1.2816
-# Deviations that a scenario may have.
-_MOST_SPREAD, _MOST_THINK_SPREAD = 4.0, 3.0
+# The deviation that a scenario may have.
+_MOST_THINK_SPREAD = 3.0
 
 
 def fitted(recorded: Recorded) -> dict[str, Any]:
@@ -28,23 +29,25 @@ def fitted(recorded: Recorded) -> dict[str, Any]:
     turns = recorded.conversations
     asked = np.array([b.prompt - a.prompt - a.output for one in turns for a, b in pairwise(one)])
     found: dict[str, Any] = {"turns_each": round(len(recorded) / len(turns), 3)}
-    output, output_spread = _lognormal(np.array([turn.output for one in turns for turn in one]))
     first = np.array([one[0].prompt for one in turns])
     if asked.size:
-        question, question_spread = _lognormal(np.maximum(asked, 1))
         gaps_s = [b.arrival_s - a.arrival_s for one in turns for a, b in pairwise(one)
                   if a.arrival_s is not None and b.arrival_s is not None]  # fmt: skip
         if gaps_s:
             think_s, think_spread = _lognormal(np.maximum(gaps_s, 1e-3))
             found |= {"think_s": round(think_s, 1), "think_spread": round(min(_MOST_THINK_SPREAD, think_spread), 2)}
         beginning, shared = _shared(recorded)
-        context, spread = _lognormal(np.maximum(first - beginning - question, 1))
-        found |= {"beginning": beginning, "context": round(context), "spread": round(spread, 2), **shared}
+        context = first - beginning - np.median(asked)
+        found |= {"beginning": beginning, **_length("context", context), **shared, **_length("question", asked)}
     else:
-        question, question_spread = _lognormal(first)
-        found |= {"context": 0, "in_cloud": "nothing"}
-    found |= {"question": round(question), "question_spread": round(min(_MOST_SPREAD, question_spread), 2)}
-    return found | {"output": round(output), "output_spread": round(min(_MOST_SPREAD, output_spread), 2)}
+        found |= {"context": 0, "in_cloud": "nothing", **_length("question", first)}
+    return found | _length("output", np.array([turn.output for one in turns for turn in one]))
+
+
+def _length(name: Length, tokens: Any) -> dict[str, Any]:
+    """Returns the keys of a length: its median, and how it is distributed."""
+    at = np.percentile(np.maximum(tokens, 1), PERCENTILES).round().astype(int).tolist()
+    return {name: at[PERCENTILES.index(50)], f"{name}_percentiles": tuple(at)}
 
 
 def _lognormal(values: Any) -> tuple[float, float]:
@@ -60,8 +63,8 @@ def _shared(recorded: Recorded) -> tuple[int, dict[str, Any]]:
         return 0, {}
     firsts = [one[0].ids or () for one in recorded.conversations]
     whole = [ids for ids in firsts if len(ids) > 1]
-    common = 0
-    while whole and len({ids[: common + 1] for ids in whole}) == 1:
+    common, shortest = 0, min(map(len, whole), default=0)
+    while common < shortest and len({ids[: common + 1] for ids in whole}) == 1:
         common += 1
     counts = Counter(ids[: common + 1] for ids in whole if len(ids) > common)
     if not counts:

@@ -121,15 +121,30 @@ def _rows(path: Path, lines: list[str], first: int, most: float) -> tuple[list[f
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file. Raises InputError when it is missing, no regular file, or too large."""
+    lines, cut = read_beginning(path)
+    if cut:
+        raise InputError(f"{path}: {path.stat().st_size:,} bytes; a trace has at most {MAX_BYTES:,}")
+    return lines
+
+
+def read_beginning(path: Path) -> tuple[list[str], bool]:
+    """The lines of a text file, and whether these are only the whole ones of its first ``MAX_BYTES``. Raises InputError
+    when it is missing, or no regular file."""
     try:
         if not path.is_file():
             raise InputError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise InputError(f"{path}: {size:,} bytes; a trace has at most {MAX_BYTES:,}")
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        with path.open("rb") as file:
+            found = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
+    cut = len(found) > MAX_BYTES
+    lines = found[:MAX_BYTES].decode("utf-8", "replace").splitlines()
+    return (lines[:-1] if cut and len(lines) > 1 else lines), cut
+
+
+def note_of_cut(path: Path) -> str:
+    """Returns what a reader of a large log should know."""
+    return f"{path.name}: of this large log the first {MAX_BYTES / 2**20:g} MiB are read"
 
 
 def read_number(path: Path, line: int, text: str, what: str, most: float) -> float:

@@ -40,11 +40,11 @@ def recorded_turns(
     first_s, ids = min(starts, default=0.0), BlockIds()
     streams = [_stream(one, n, block, first_s, ids) for n, one in enumerate(chosen)]
     if recorded.timed:
-        return Turns(tuple(streams), block)
+        return Turns(tuple(streams), block, recorded.notes)
     of_users: list[list[Turn]] = [[] for _ in range(min(users, len(streams)))]
     for n, stream in enumerate(streams):
         of_users[n % users] += [replace(turn, after_s=gaps_s(turn.number > 0)) for turn in stream]
-    return Turns(tuple(map(tuple, of_users)), block)
+    return Turns(tuple(map(tuple, of_users)), block, recorded.notes)
 
 
 def _stream(turns: Conversation, conversation: int, block: int, first_s: float, ids: BlockIds) -> tuple[Turn, ...]:

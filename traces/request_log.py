@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.format import MAX_DURATION_S, read_lines, read_number
+from kvferry.traces.format import MAX_DURATION_S, note_of_cut, read_beginning, read_number
 from kvferry.traces.json_lines import MOST_TOKENS, number_at, objects, tokens_at
 from kvferry.traces.request import Request
 
@@ -54,7 +54,9 @@ def read_log(path: Path, *, first: int | None = None, most: int, question: int) 
     are requests that failed, and are left out. Raises InputError with file and line, and for a file of more than `most`
     requests unless `first` says how many of them to take.
     """
-    lines = read_lines(path)
+    lines, cut = read_beginning(path)
+    if cut and first is None:
+        raise InputError(f"{path}: is a large log; say with workload.requests how many to take of its beginning")
     header, columns, found = (_mooncake if _is_mooncake(lines) else _table)(path, lines, question)
     answered = [one for one in found if one.context > 0 and one.output > 0]
     if not answered:
@@ -71,7 +73,8 @@ def read_log(path: Path, *, first: int | None = None, most: int, question: int) 
             f"{path}: its requests come over {last_s - first_s:,.0f} s; at most {MAX_DURATION_S:,.0f} s will do"
         )
     requests = tuple(Request(one.arrival_s - first_s, one.context, one.output, one.question) for one in answered)
-    return RequestLog(requests, tuple(_notes(path, header, columns, question, (n_answered, len(found)))))
+    notes = tuple(_notes(path, header, columns, question, (n_answered, len(found))))
+    return RequestLog(requests, (*notes, note_of_cut(path)) if cut else notes)
 
 
 def _table(path: Path, lines: Sequence[str], question: int) -> _Rows:

@@ -42,10 +42,11 @@ Stream = tuple[Turn, ...]
 @dataclass(frozen=True)
 class Turns:
     """All turns of a run. ``streams``: each a user, whose turns come one after the other; the ones of several are
-    independent of each other. ``block``: tokens of a block."""
+    independent of each other. ``block``: tokens of a block. ``notes``: what a reader should know of their recording."""
 
     streams: tuple[Stream, ...]
     block: int
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return sum(map(len, self.streams))

@@ -6,13 +6,14 @@ requests are turns of one conversation, each is a conversation of its own.
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.format import MAX_DURATION_S, read_lines
+from kvferry.traces.format import MAX_DURATION_S, note_of_cut, read_beginning
 from kvferry.traces.json_lines import number_at, objects, tokens_at, why_not_json
 from kvferry.traces.request_log import MOST_RECORDED, log_seconds, read_requests
 
@@ -21,6 +22,9 @@ MOONCAKE_BLOCK = 512
 # Without a tokenizer: bytes of text per token, as in English.
 _BYTES_PER_TOKEN = 4
 _OWN = ("arrival", "conversation", "question", "output")
+# BurstGPT's releases from 2.0 on name the session of each request of a conversation.
+_BURSTGPT_SESSION = "Session ID"
+_BLANK = re.compile(r"\s*")
 
 
 class Logged(NamedTuple):
@@ -45,6 +49,7 @@ class Recorded:
     conversations: tuple[Conversation, ...]
     block: int | None
     timed: bool
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return sum(map(len, self.conversations))
@@ -52,14 +57,21 @@ class Recorded:
 
 def read_recorded(path: Path) -> Recorded:
     """Returns a log's conversations, whichever format it has. Raises InputError."""
-    lines = read_lines(path)
+    lines, cut = read_beginning(path)
+    found = _conversations(path, lines, cut=cut)
+    return replace(found, notes=(note_of_cut(path),)) if cut else found
+
+
+def _conversations(path: Path, lines: Sequence[str], *, cut: bool) -> Recorded:
     first = next((line.strip().lstrip("\ufeff") for line in lines if line.strip()), "")
     if first.startswith("["):
-        return _sharegpt(path, lines)
+        return _sharegpt(path, lines, cut=cut)
     if first.startswith("{"):
         return _mooncake(path, lines) if "hash_ids" in first else _own_lines(path, lines)
     if "conversation" in first.split(","):
         return _own_table(path, lines)
+    if _BURSTGPT_SESSION in first.split(","):
+        return _burstgpt(path, lines)
     found = read_requests(path, first=MOST_RECORDED, most=MOST_RECORDED, question=0)
     alone = ([Logged(0, one.arrival_s, one.context + one.question, one.output)] for one in found)
     return Recorded(tuple(alone), None, timed=True)
@@ -114,16 +126,11 @@ def _mooncake(path: Path, lines: Sequence[str]) -> Recorded:
     return Recorded(tuple(conversations), MOONCAKE_BLOCK, timed=True)
 
 
-def _sharegpt(path: Path, lines: Sequence[str]) -> Recorded:
+def _sharegpt(path: Path, lines: Sequence[str], *, cut: bool) -> Recorded:
     """A list of {"conversations": [{"from": "human" or "gpt", "value": text}, ...]}. Lengths are bytes of UTF-8 over
     four; a log without times."""
-    try:
-        rows = json.loads("\n".join(lines))
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", 1)
-        raise InputError(f"{path}:{line}: not JSON: {why_not_json(error)}") from None
     found: list[Conversation] = []
-    for n, row in enumerate(rows if isinstance(rows, list) else [], 1):
+    for n, row in enumerate(_entries(path, "\n".join(lines), cut=cut), 1):
         said = row.get("conversations") if isinstance(row, dict) else None
         if not isinstance(said, list):
             raise InputError(f"{path}: entry {n}: has no list of `conversations`")
@@ -147,17 +154,79 @@ def _sharegpt(path: Path, lines: Sequence[str]) -> Recorded:
     return Recorded(tuple(found), None, timed=False)
 
 
+def _entries(path: Path, text: str, *, cut: bool) -> Iterator[Any]:
+    """Yields the entries of a list in JSON, without the one that was cut off. Its texts may have any line ends."""
+    decoder, at = json.JSONDecoder(strict=False), text.index("[") + 1
+    try:
+        while True:
+            at = _blank_end(text, at)
+            if text[at : at + 1] == "]" and not text[at + 1 :].strip():
+                return
+            entry, at = decoder.raw_decode(text, at)
+            at = _blank_end(text, at)
+            if text[at : at + 1] == ",":
+                at += 1
+            elif text[at : at + 1] != "]":
+                raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
+            yield entry
+    except (ValueError, RecursionError) as error:
+        if cut and isinstance(error, json.JSONDecodeError) and _is_at_the_end(error):
+            return
+        line = getattr(error, "lineno", 1)
+        raise InputError(f"{path}:{line}: not JSON: {why_not_json(error)}") from None
+
+
+def _blank_end(text: str, at: int) -> int:
+    blank = _BLANK.match(text, at)
+    return at if blank is None else blank.end()
+
+
+def _is_at_the_end(error: json.JSONDecodeError) -> bool:
+    """Whether text only lacks what would come next: a value of at most so many letters, or the end of a string."""
+    return error.msg.startswith("Unterminated string") or len(error.doc) - error.pos <= len("false")
+
+
+def _burstgpt(path: Path, lines: Sequence[str]) -> Recorded:
+    """`Timestamp`, `Session ID`, `Request tokens` and `Response tokens`. A request goes on with its session's last one
+    if it is as long as prompt and answer together; a shorter one was cut or edited, and begins a conversation, as do
+    requests without a session. Requests without tokens failed, and are left out."""
+    rows: list[tuple[str, Logged]] = []
+    for line, row in _table(path, lines):
+        arrival_s = log_seconds(path, line, str(row.get("Timestamp") or ""))
+        prompt, output = (tokens_at(path, line, row, f"{one} tokens", least=0) for one in ("Request", "Response"))
+        if prompt and output:
+            rows.append((str(row[_BURSTGPT_SESSION] or "")[:100], Logged(line, arrival_s, prompt, output)))
+        if len(rows) == MOST_RECORDED:
+            break
+    if not rows:
+        raise InputError(f"{path}: holds no request with tokens to read and to answer")
+    found: list[Conversation] = []
+    last_of: dict[str, Conversation] = {}
+    for session, one in sorted(rows, key=lambda each: each[1].arrival_s or 0.0):
+        last = last_of.get(session) if session else None
+        if last is None or one.prompt < last[-1].prompt + last[-1].output:
+            found.append([])
+            last = last_of[session] = found[-1]
+        last.append(one)
+    return Recorded(tuple(found), None, timed=True)
+
+
 def _own_lines(path: Path, lines: Sequence[str]) -> Recorded:
     return _own(path, objects(path, lines))
 
 
 def _own_table(path: Path, lines: Sequence[str]) -> Recorded:
-    reader = csv.DictReader(lines)
+    return _own(path, _table(path, lines))
+
+
+def _table(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number, row by the header's names) of a CSV file."""
+    reader = csv.DictReader(line.lstrip("\ufeff") for line in lines)
     try:
-        rows = [(reader.line_num, dict(row)) for row in reader]
+        for row in reader:
+            yield reader.line_num, dict(row)
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: {error}") from None
-    return _own(path, iter(rows))
 
 
 def _own(path: Path, rows: Iterator[tuple[int, dict[str, Any]]]) -> Recorded:

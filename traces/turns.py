@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kvferry.specs.errors import InputError
-from kvferry.specs.session import SessionSpec
+from kvferry.specs.session import PERCENTILES, Length, SessionSpec
 from kvferry.specs.workload import MOST_TOKENS_PER_RUN
 from kvferry.traces.block_ids import BlockIds
 from kvferry.traces.chance import Source, generator
@@ -56,7 +56,7 @@ def _drawn(workload: SessionSpec, seed: int) -> Turns:
     """Turns by chance: `at_once` users hold one conversation after the other, each about one context."""
     sizes, ids, conversations = generator(Source.LENGTHS, seed, 3), BlockIds(), count()
     block, users = workload.block or USUAL_BLOCK, min(workload.at_once, workload.turns)
-    contexts = [_around(sizes, workload.context, workload.spread) for _ in range(workload.contexts)]
+    contexts = [_drawn_length(sizes, workload, "context") for _ in range(workload.contexts)]
 
     @cache
     def document(source: int) -> tuple[int, ...]:
@@ -92,8 +92,8 @@ def _conversation(
     """As many turns as it has, or `most`."""
     chain, found = document, list[Turn]()
     while not found or (len(found) < most and rng.random() * workload.turns_each >= 1):
-        question = _around(rng, workload.question, workload.spread_of("question"))
-        output = _around(rng, workload.output, workload.spread_of("output"))
+        question = _drawn_length(rng, workload, "question")
+        output = _drawn_length(rng, workload, "output")
         prompt = known + question
         blocks = ids.grown(chain, prompt // block)
         chain = ids.grown(blocks, (prompt + output) // block)
@@ -134,9 +134,12 @@ def _gap_s(workload: SessionSpec, rng: np.random.Generator, goes_on: bool) -> fl
     return float(rng.exponential(workload.pause_s)) if workload.pause_s else 0.0
 
 
-def _around(rng: np.random.Generator, median: int, spread: float) -> int:
-    """A lognormal length; 0 stays 0."""
+def _drawn_length(rng: np.random.Generator, workload: SessionSpec, length: Length) -> int:
+    """By its percentiles, or else lognormal; a median of 0 stays 0."""
+    if percentiles := workload.percentiles_of(length):
+        return round(math.exp(np.interp(100 * rng.random(), PERCENTILES, np.log(percentiles))))
+    median: int = getattr(workload, length)
     if not median:
         return 0
     drawn = float(np.clip(rng.standard_normal(), -_MOST_DEVIATIONS, _MOST_DEVIATIONS))
-    return max(1, round(median * math.exp(spread * drawn)))
+    return max(1, round(median * math.exp(workload.spread_of(length) * drawn)))

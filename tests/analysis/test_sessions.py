@@ -74,6 +74,11 @@ def test_what_could_be_saved_of_all_waits() -> None:
     assert unknown["waits_s"] == pytest.approx(9.0) and "waits_bound_s" not in unknown
 
 
+def test_blocks_of_an_earlier_run_that_were_dropped_are_told() -> None:
+    told = [session_metrics(replace(RUN, measured={"kept_blocks_dropped": n}), None) for n in (0, 3)]
+    assert [found.get("kept_blocks_dropped") for found in told] == [None, 3.0]
+
+
 def attending(tokens: float, of: float, mass: AttentionMass | None) -> TurnAttention:
     return TurnAttention(tokens=tokens, of=of, mass=mass)
 

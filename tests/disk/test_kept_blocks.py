@@ -188,6 +188,15 @@ def test_a_file_of_a_user_is_not_touched(tmp_path: Path, log: bytes | None) -> N
     assert path.read_bytes() == b"a thesis"
 
 
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    """A device has no length either, as a new file."""
+    path = tmp_path / "kv"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="kv is no regular file; name another"):
+        opened(path)
+    assert not log_of(path).exists()
+
+
 def test_no_room_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, begin: int, n_bytes: int) -> None:
         raise OSError(errno.ENOSPC, "no space")

@@ -8,7 +8,9 @@ import pytest
 
 from kvferry.specs.errors import InputError
 from kvferry.specs.session import SessionSpec
+from kvferry.traces import format as on_disk
 from kvferry.traces.json_lines import objects
+from kvferry.traces.request_log import read_log
 from kvferry.traces.turn import Turns
 from kvferry.traces.turn_logs import read_recorded
 from kvferry.traces.turns import turns_of
@@ -76,6 +78,60 @@ def test_requests_are_conversations_of_one_turn(tmp_path: Path) -> None:
         tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46,374,44", "2023-11-16 18:15:50,396,109"
     )
     assert [(t.prompt, t.output, t.due_s) for t in turns(azure, 2).numbered] == [(374, 44, 0.0), (396, 109, 4.0)]
+
+
+def test_burstgpts_sessions_are_conversations(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "\ufeffTimestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        "5,one,2,ChatGPT,100,20,120,Conversation log",
+        "9,two,2,ChatGPT,300,10,310,Conversation log",
+        "20,one,2,ChatGPT,150,30,180,Conversation log",
+        "25,one,2,ChatGPT,0,0,0,Conversation log",
+        "30,one,2,ChatGPT,179,10,189,Conversation log",
+        "40,,2,GPT-4,50,5,55,API log",
+        "41,,2,GPT-4,60,5,65,API log",
+        "50,one,2,ChatGPT,189,1,190,Conversation log",
+        name="burst.csv",
+    )
+    # The fifth row is a token shorter than what the third one left, and the last goes on with it.
+    found = [
+        [(one.arrival_s, one.prompt) for one in conversation] for conversation in read_recorded(path).conversations
+    ]
+    assert found == [[(5, 100), (20, 150)], [(9, 300)], [(30, 179), (50, 189)], [(40, 50)], [(41, 60)]]
+    first, second = turns(path, 7).streams[0]
+    assert (first.due_s, second.due_s, second.conversation) == (0.0, 15.0, first.conversation)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_large_log_is_read_from_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
+) -> None:
+    """ShareGPT's file has 670 MB: the conversations that are whole in what is read."""
+    said = [{"from": "human", "value": "a\u2028b" * 4}, {"from": "gpt", "value": "a" * 40}]
+    whole = json.dumps([{"conversations": said}] * 3, indent=indent, ensure_ascii=False)
+    path = written(tmp_path, whole, name="share.json")
+    three, n_bytes = read_recorded(path), len(whole.encode())
+    assert len(three.conversations) == 3 and not three.notes
+    for most in range(n_bytes // 2, n_bytes - 4):
+        monkeypatch.setattr(on_disk, "MAX_BYTES", most)
+        found = read_recorded(path)
+        assert found.conversations == three.conversations[: len(found)], most
+        assert found.notes and turns(path, 1).notes == found.notes
+    assert len(found) == 2
+    path.write_text(whole.replace("human", 'human" "', 1))
+    with pytest.raises(InputError, match="not JSON"):
+        read_recorded(path)
+
+
+def test_a_large_table_is_read_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [f"{n},100,10" for n in range(100)]
+    path = written(tmp_path, "Timestamp,Request tokens,Response tokens", *rows, name="burst.csv")
+    monkeypatch.setattr(on_disk, "MAX_BYTES", 41 + 9 * 5 + 4)
+    assert len(read_recorded(path)) == 5
+    assert read_log(path, first=3, most=100, question=1).notes[-1].startswith("burst.csv: of this large log the first")
+    with pytest.raises(InputError, match="say with workload.requests how many to take of its beginning"):
+        read_log(path, most=100, question=1)
 
 
 def test_texts_have_lengths_and_no_times(tmp_path: Path) -> None:
