@@ -52,6 +52,8 @@ class Paired:
     share: float | None = None
     # Of systems that are level at all points: in which figure they differ most, and by what; "": in none.
     apart: str = ""
+    # What tells its courses of chance from each other.
+    of: str = "seeds and links"
 
     def __str__(self) -> str:
         if self.level == self.points:
@@ -67,15 +69,15 @@ class Paired:
         if self.ahead == behind and self.share is None:
             found = f"{self.better}{self.at_less} and {self.worse} are level: {over} each, {gain} for {self.better}"
         if self.interval is None:
-            few = f"no interval: {self.courses} seeds and links, {LEAST_COURSES} at least"
+            few = f"no interval: {self.courses} {self.of}, {LEAST_COURSES} at least"
             return f"{found} ({few})" if self.courses > 1 else found
         low, high = self.interval
-        return f"{found} ({low:.1%} to {high:.1%}: 95 % by bootstrap over {self.courses} seeds and links)"
+        return f"{found} ({low:.1%} to {high:.1%}: 95 % by bootstrap over {self.courses} {self.of})"
 
 
-def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paired]:
+def paired(points: pd.DataFrame, metric: str, axes: Sequence[str], link: str = "") -> list[Paired]:
     """Returns every pair of a study's variants, or else of its systems, by their points that are done, the better one
-    of each first; none where neither is an axis."""
+    of each first; none where neither is an axis. `link`: what seeds vary of it, in words."""
     which = VARIANT if VARIANT in axes else "system"
     if which not in axes or metric not in points:
         return []
@@ -95,6 +97,7 @@ def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paire
     done = done.assign(
         **{_PLACE: _joined(done, same), _COURSE: _joined(done, by_chance) if by_chance else "", _LOW: low, _HIGH: high}
     )
+    of = f"seeds{link}" if by_chance == ["seed"] else "seeds and links"
     found = []
     for pair in combinations(systems, 2):
         rows = _at_every_value(done[done[which].isin(pair)], which, policies)
@@ -109,7 +112,7 @@ def paired(points: pd.DataFrame, metric: str, axes: Sequence[str]) -> list[Paire
         if one is not None and one.level == one.points:
             one = replace(one, apart=_apart(rows, which, metric, (one.better, one.worse)))
         found.append(one)
-    return [one for one in found if one is not None]
+    return [replace(one, of=of) for one in found if one is not None]
 
 
 def _apart(rows: pd.DataFrame, which: str, metric: str, pair: tuple[str, str]) -> str:
@@ -132,7 +135,7 @@ def _apart(rows: pd.DataFrame, which: str, metric: str, pair: tuple[str, str]) -
 # As a logarithm: 1 %.
 _NEARLY_LEVEL = 0.01
 # Settings that give a point another course of chance. Round trips, rates and scales change one and the same course.
-_DRAWN = ("seed", "link.trace", "link.instance", "link.offset")
+_DRAWN = ("seed", "link.trace", "link.instance", "link.offset", "link.offset_s")
 # Columns of a point's settings as one text, and of those among them that chance draws.
 _PLACE, _COURSE = "(place)", "(course)"
 # Both ends of the figure's interval, the figure itself where it has none.

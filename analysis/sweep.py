@@ -109,7 +109,7 @@ def run_study(
     drawn = draw_plots(frame, study.plots, folder / "plots", study.axes, about, chance)
     said += _of_former_plots(folder / "plots", {*drawn.behind, *drawn.not_drawn}) if study.plots else []
     headlines = {WORKLOADS[point.workload.kind].headline for point in study.points}
-    pairs = paired(frame, headlines.pop(), study.axes) if len(headlines) == 1 else []
+    pairs = paired(frame, headlines.pop(), study.axes, chance) if len(headlines) == 1 else []
     failed = frame[frame["outcome"] == "failed"]
     columns = {key: column for key in study.axes if (column := column_of(key, frame.columns))}
     written = {key: dict(zip(frame["key"], written_values(frame, key), strict=True)) for key in study.axes}

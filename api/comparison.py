@@ -16,6 +16,7 @@ from kvferry.analysis.intervals import SURE, beats
 from kvferry.analysis.paired import Paired, paired
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
+from kvferry.analysis.study_plots import chance_of
 from kvferry.analysis.sureness import how_sure
 from kvferry.analysis.tables import UNCLEAR, UNSURE, Ranges, compare_table, unclear_of
 from kvferry.api.comparable import Comparable, VariantsSource, comparable, with_seeds
@@ -128,7 +129,8 @@ class Comparison:
             if one.scenarios
             for seed, (outcome, metrics) in one.by_seed.items()
         ]
-        found = paired(pd.DataFrame(rows), self.headline, ("system", "seed")) if rows else []
+        link = chance_of(scenario for one in self.results.values() for scenario in one.scenarios)
+        found = paired(pd.DataFrame(rows), self.headline, ("system", "seed"), link) if rows else []
         return [replace(one, share=self.beats.get(one.better, {}).get(one.worse)) for one in found]
 
     @cached_property

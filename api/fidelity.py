@@ -14,6 +14,7 @@ from kvferry.analysis.study import study_names
 from kvferry.api.scenario import Settings, Source, chosen_systems, load, overrides_of, under_systems
 from kvferry.api.sweep import study_of
 from kvferry.backends.world import Say
+from kvferry.pipelines.idle_settings import MODELLED
 from kvferry.pipelines.workload import Progress
 from kvferry.scenarios.idle import IdlePolicies
 from kvferry.specs.document import read_document, regular_file
@@ -75,7 +76,9 @@ def study_in_both_worlds(
     paired: bool = False,
 ) -> FidelityStudy:
     """What ``fidelity`` measures. Raises InputError."""
-    return replace(_study(source, systems, settings, runs), paired=paired)
+    found = _study(source, systems, settings, runs)
+    told = [line for line in found.remarks if not line.endswith(MODELLED)]
+    return replace(found, paired=paired, remarks=told)
 
 
 def _study(source: Source, systems: Sequence[str] | None, settings: Settings, runs: int) -> FidelityStudy:

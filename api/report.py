@@ -7,8 +7,8 @@ from pathlib import Path
 def report(folders: str | Path | Sequence[str | Path], output: str | Path = "report.html") -> Path:
     """Writes one HTML file with tables that sort and filter, charts that zoom, scenarios and sources; returns its path.
 
-    `folders`: of runs, comparisons, sweeps or reproductions; of one that holds no results itself, those one level below
-    it are taken. The file needs no network and nothing beside it.
+    `folders`: of runs, comparisons, sweeps, reproductions or fidelity; of one that holds no results itself, those one
+    level below it are taken. The file needs no network and nothing beside it.
 
     Raises InputError for folders without results and damaged files, MissingExtra without the report extra.
     """

@@ -187,9 +187,7 @@ def remarks_under(source: Source, settings: Settings, loaded: Scenario) -> list[
     given, system = keys_in(overrides_of(settings)), loaded.system
     check_systems_of(given, [system])
     left_out = policies_left_out(scenario_tree(_described(source)), [system], given)
-    real = [".".join(key) for key in given if key[0] == "live" and loaded.backend == "sim"]
-    modelled = [f"{', '.join(real)} without effect: this run is modelled; --set backend=torch runs it for real"]
-    return [*idle_settings(given, {system: loaded}), *left_out, *(modelled if real else [])]
+    return [*idle_settings(given, {system: loaded}), *left_out]
 
 
 def check_workload(scenario: Scenario, kind: str, command: str, example: str) -> None:

@@ -81,15 +81,16 @@ def overrides(settings: list[str] | None, seed: int | None) -> list[str]:
 
 
 @contextmanager
-def as_options(*names: str) -> Iterator[None]:
-    """What the API says of a parameter is said of the option of that name."""
+def as_options(*names: str, **called: str) -> Iterator[None]:
+    """What the API says of a parameter is said of the option of that name, or of the one that it is `called`."""
     from kvferry.specs.errors import InputError
 
     try:
         yield
     except InputError as error:
-        named = re.compile(rf"^({'|'.join(names)})\b(?!\.)", re.MULTILINE)
-        raise InputError(named.sub(lambda found: f"--{found[0].replace('_', '-')}", str(error))) from None
+        options = {name: name.replace("_", "-") for name in names} | called
+        named = re.compile(rf"^({'|'.join(options)})\b(?!\.)", re.MULTILINE)
+        raise InputError(named.sub(lambda found: f"--{options[found[0]]}", str(error))) from None
 
 
 def listed(systems: str | None) -> list[str] | None:

@@ -35,7 +35,7 @@ def plot(
     from kvferry.cli.options import as_options
     from kvferry.cli.progress import say
 
-    with as_options("formats", "width", "rows", "study"):
+    with as_options("width", "rows", "study", formats="format"):
         drawn, said = drawn_again(
             folder, study=study, rows=rows, formats=formats.split(","), width=width, latex=latex, output=output
         )

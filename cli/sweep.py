@@ -77,7 +77,7 @@ def sweep(
 def _in_words(summary: Mapping[str, Any]) -> str:
     outcomes = ", ".join(f"{n:,} {outcome.replace('_', ' ')}" for outcome, n in summary["outcomes"].items())
     again = (
-        f", {summary['outdated']:,} run again as KVFerry has changed (earlier.parquet keeps the rows)"
+        f", {summary['outdated']:,} run again: KVFerry, a plugin or a file has changed (rows are in earlier.parquet)"
         if summary["outdated"]
         else ""
     )

@@ -11,6 +11,8 @@ from kvferry.specs.workload import DecodeSpec
 # By key, the field that it sets.
 _OF_KV_ELSEWHERE = {("budget", "kv"): "kv_bytes", ("budget", "kv_share"): "kv_share"}
 _REFINER = ("policies", "assist", "refiner")
+# Why a setting of real runs has none, which `fidelity`, whose runs are real, too, leaves out.
+MODELLED = "a modelled run has no use of it; --set backend=torch runs it for real"
 
 
 def idle_settings(given: Collection[Key], under: Mapping[str, Scenario]) -> list[str]:
@@ -39,6 +41,8 @@ def idle_settings_of_points(given: Collection[Key], points: Iterable[tuple[str, 
 
 def _why_idle(key: Key, scenario: Scenario) -> str:
     """Returns why a key has no effect in a scenario; "": it may have one."""
+    if key[0] == "live" and scenario.backend == "sim":
+        return MODELLED
     if key == _REFINER:
         assist = scenario.policy_values.get("assist") if scenario.backend == "sim" else None
         return "a modelled prompt has no attention to choose by" if assist and "refiner" in assist else ""

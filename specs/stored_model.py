@@ -1,6 +1,7 @@
 """A model by the file or folder that describes it: a real run has the weights and the numbers that lie there."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 # Between the weights that a scenario runs with and those that its file or its model says otherwise, in a source.
@@ -18,7 +19,10 @@ def as_stored(scenario: Mapping[str, Any]) -> Mapping[str, Any]:
     if scenario.get("backend") != "torch" or not isinstance(model, dict) or not isinstance(live, dict):
         return scenario
     stored = model.get("stored")
-    if not isinstance(stored, dict) or "folder" not in stored or live.get("weights") is not None:
+    if not isinstance(stored, dict) or "folder" not in stored:
+        return scenario
+    named = live.get("weights")
+    if named is not None and Path(str(named)).resolve() != Path(stored["folder"]).resolve():
         return scenario
     value_bytes = _VALUE_BYTES.get(str(live.get("dtype")), float(stored["value_bytes"]))
     bits = dict.fromkeys(("weight_bits", "embedding_bits"), 8 * value_bytes)

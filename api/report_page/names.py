@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from kvferry.api.report_page.results import Comparison, Points, Result, RunResult
+from kvferry.api.report_page.results import BothWorlds, Comparison, Points, Result, RunResult
 from kvferry.specs.document import parse_document
 from kvferry.specs.errors import InputError
 
@@ -42,6 +42,8 @@ def _plain(result: Result) -> str:
         return f"{result.name}: {len(result.runs) + len(result.failed)} systems"
     if isinstance(result, Points):
         return f"{result.name}: {len(result.table):,} points"
+    if isinstance(result, BothWorlds):
+        return f"{result.found['study']}: both worlds"
     return f"{result.found.get('paper', result.name)}: a paper's figures"
 
 

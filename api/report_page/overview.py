@@ -10,7 +10,7 @@ from kvferry.analysis.figures import label_of
 from kvferry.analysis.quality import MARK, footnotes, lower_quality
 from kvferry.analysis.study_plots import marked
 from kvferry.analysis.variants import VARIANT
-from kvferry.api.report_page.results import Comparison, Points, Result, RunResult
+from kvferry.api.report_page.results import BothWorlds, Comparison, Points, Result, RunResult
 from kvferry.specs import human
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def _lines(part: int, name: str, result: Result) -> Iterator[_Line]:
         yield from _of_runs(part, name, result.runs, result.failed)
     elif isinstance(result, Points):
         yield from _of_points(part, name, result.table)
+    elif isinstance(result, BothWorlds):
+        yield from _of_both_worlds(part, name, result.found)
 
 
 def _of_runs(part: int, name: str, runs: Sequence[RunResult], failed: Mapping[str, str]) -> Iterator[_Line]:
@@ -113,6 +115,14 @@ def _of_points(part: int, name: str, table: pd.DataFrame) -> Iterator[_Line]:
         yield _Line(part, name, str(label), outcome, medians)
 
 
+def _of_both_worlds(part: int, name: str, found: Mapping[str, Any]) -> Iterator[_Line]:
+    """What was measured of each scenario: medians of its runs."""
+    outcome = f"measured, {found['runs']:,} runs" if found["runs"] > 1 else "measured, 1 run"
+    for row in found["rows"][:_MOST_GROUPS]:
+        figures = {key: one["measured"] for key, one in {**row["metrics"], **row["quality"]}.items()}
+        yield _Line(part, name, str(row.get("system", row["name"])), outcome, figures)
+
+
 def _marks(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
         if isinstance(result, Points):
@@ -133,6 +143,9 @@ def not_measured(result: Result) -> list[str]:
     """Returns the devices of a result whose profile was not measured."""
     if isinstance(result, Points):
         return list(result.not_measured)
+    if isinstance(result, BothWorlds):
+        device = result.found["provenance"].get("device", {})
+        return [] if device.get("measured", True) else [str(device.get("name", ""))]
     runs = [result] if isinstance(result, RunResult) else result.runs if isinstance(result, Comparison) else ()
     devices = [run.found["provenance"].get("device", {}) for run in runs]
     return sorted({str(one["name"]) for one in devices if "name" in one and not one.get("measured", True)})

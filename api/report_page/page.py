@@ -19,10 +19,11 @@ from kvferry.analysis.sureness import how_sure
 from kvferry.analysis.tables import INTERVAL, NOT_KNOWN, says_more
 from kvferry.analysis.variants import VARIANT
 from kvferry.api.page_head import page_head
+from kvferry.api.report_page.both_worlds import beside_each_other, said_of
 from kvferry.api.report_page.charts import bars, claims_chart, scatter, timeline
 from kvferry.api.report_page.names import names_of
 from kvferry.api.report_page.overview import HEADLINES, not_measured, overview_of
-from kvferry.api.report_page.results import Comparison, Points, Result, RunResult, Verdicts, results_in
+from kvferry.api.report_page.results import BothWorlds, Comparison, Points, Result, RunResult, Verdicts, results_in
 from kvferry.specs import human
 from kvferry.specs.errors import MissingExtra
 from kvferry.specs.version import VERSION
@@ -105,6 +106,7 @@ def _section(result: Result, number: Iterator[int]) -> Section:
         Comparison: _of_comparison,
         Points: _of_points,
         Verdicts: _of_verdicts,
+        BothWorlds: _of_both_worlds,
     }
     return made[type(result)](result, number)
 
@@ -226,6 +228,15 @@ def _of_verdicts(verdicts: Verdicts, number: Iterator[int]) -> Section:
     for name in ("cells", "tables"):
         if found.get(name):
             section.tables.append((name.capitalize(), _table(_flat(found[name]), number)))
+    return section
+
+
+def _of_both_worlds(both: BothWorlds, number: Iterator[int]) -> Section:
+    found = both.found
+    section = Section(f"{found['study']}: both worlds", said=said_of(found))
+    section.tables = [(name, _table(table, number)) for name, table in beside_each_other(found).items()]
+    section.texts.append(("Environment", _lines(found["versions"])))
+    section.tables.append(("Where its numbers come from", _table(_sources(found["provenance"]), number)))
     return section
 
 

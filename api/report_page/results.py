@@ -1,4 +1,5 @@
-"""What lies in a results folder: runs, a comparison of runs, the points of a sweep, the verdicts of a reproduction."""
+"""What lies in a results folder: runs, a comparison of runs, the points of a sweep, the verdicts of a reproduction,
+both worlds beside each other."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvferry.analysis.figures import FIGURES, Figure
 from kvferry.analysis.folder import folder_name
 from kvferry.analysis.study_record import PROVENANCE, read_provenance
 from kvferry.analysis.table_file import table_of
@@ -60,9 +62,17 @@ class Verdicts:
     found: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class BothWorlds:
+    """What ``kvferry fidelity`` found: figures of real runs beside modelled ones."""
+
+    name: str
+    found: dict[str, Any]
+
+
 # What the object of a run may also hold.
 _BESIDE: Mapping[str, type] = {"provenance": dict, "versions": dict, "notes": list, "intervals": dict, "evidence": dict}
-Result = RunResult | Comparison | Points | Verdicts
+Result = RunResult | Comparison | Points | Verdicts | BothWorlds
 
 
 def results_in(folders: Sequence[Path]) -> list[Result]:
@@ -73,7 +83,7 @@ def results_in(folders: Sequence[Path]) -> list[Result]:
             raise InputError(f"{folder}: there is no such folder; give the folder of a run, a comparison or a sweep")
         here = list(_in(folder)) or [one for below in sorted(folder.iterdir()) if below.is_dir() for one in _in(below)]
         if not here:
-            what = "metrics.json, comparison.json, points.parquet or report.json"
+            what = "metrics.json, comparison.json, points.parquet, report.json or fidelity.json"
             raise InputError(f"{folder}: holds no results (none of {what}, nor do its folders)")
         found += here
     return found
@@ -93,6 +103,8 @@ def _in(folder: Path) -> Iterator[Result]:
         yield Points(name, _table(folder / "points.parquet", ("outcome", "why", "version")), _unmeasured(folder))
     elif (folder / "report.json").is_file():
         yield Verdicts(name, _verdicts(folder / "report.json"))
+    elif (folder / "fidelity.json").is_file():
+        yield BothWorlds(name, _both_worlds(folder / "fidelity.json"))
 
 
 def _unmeasured(folder: Path) -> list[str]:
@@ -134,6 +146,43 @@ def _verdicts(path: Path) -> dict[str, Any]:
                 _with(
                     path, row, dict.fromkeys(("paper_low", "paper_high", "ours"), (int, float, type(None))), f"{where}."
                 )
+    return found
+
+
+def _both_worlds(path: Path) -> dict[str, Any]:
+    kinds: Mapping[str, type] = {
+        "study": str,
+        "runs": int,
+        "rows": list,
+        "summary": dict,
+        "remarks": list,
+        "provenance": dict,
+    }
+    found = _with(path, {"versions": {}, **_json(path)}, {**kinds, "versions": dict})
+    share, figure = (int, float, type(None)), (int, float)
+    of_summary: Mapping[str, type | tuple[type, ...]] = {
+        "headline": str,
+        "error_median": figure,
+        "error_largest": figure,
+        "beyond": figure,
+    }
+    _with(path, found["summary"], of_summary if "error_median" in found["summary"] else {}, "summary.")
+    _with(path, found["provenance"], {"device": dict}, "provenance.")
+    for n, row in enumerate(found["rows"]):
+        where = f"rows.{n}"
+        if not isinstance(row, dict):
+            raise InputError(f"{path}: is damaged: {where} is {row!r:.60} and no object")
+        row.setdefault("quality", {})
+        _with(path, row, {"name": str, "metrics": dict, "quality": dict}, f"{where}.")
+        for part in ("metrics", "quality"):
+            for key, one in row[part].items():
+                at = f"{where}.{part}.{key}"
+                if not isinstance(one, dict):
+                    raise InputError(f"{path}: is damaged: {at} is {one!r:.60} and no object")
+                _with(path, one, {"measured": figure, "simulated": share, "error": share, "spread": share}, f"{at}.")
+                if part == "quality":
+                    _with(path, one, {"alike": bool, "how": str}, f"{at}.")
+                    _with(path, {at: FIGURES.get(key)}, {at: Figure})
     return found
 
 

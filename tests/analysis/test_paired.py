@@ -25,7 +25,7 @@ def test_the_better_of_two_by_hand() -> None:
     assert one.median == pytest.approx(1 - (0.5 * 0.75) ** 0.5)
     assert (one.courses, one.interval) == (2, None)
     said = "fast beats slow at 3 of 4 points (75%), ttft_s by 38.8% in the median"
-    assert str(one) == f"{said} (no interval: 2 seeds and links, 5 at least)"
+    assert str(one) == f"{said} (no interval: 2 seeds, 5 at least)"
 
 
 def test_two_that_are_level_at_every_point_beat_nothing() -> None:
@@ -73,9 +73,18 @@ def test_other_round_trips_and_scales_of_one_link_are_no_other_courses() -> None
         changed = points.assign(**{key: points["seed"], "seed": 1})
         (one,) = paired(changed, "ttft_s", ("system", "workload.context", key))
         assert (one.points, one.courses, one.interval) == (10, 1, None)
-    elsewhere = points.assign(**{"link.offset": points["seed"], "seed": 1})
+    # As a sweep's table calls it.
+    elsewhere = points.assign(**{"link.offset_s": points["seed"], "seed": 1})
     (one,) = paired(elsewhere, "ttft_s", ("system", "workload.context", "link.offset"))
     assert one.courses == 5 and one.interval is not None
+    assert str(one).endswith("95 % by bootstrap over 5 seeds and links)")
+
+
+def test_an_interval_says_whether_seeds_change_the_link() -> None:
+    points = table(a=[0.5, 0.8, 0.9, 0.6, 0.7, 0.9, 0.8, 0.5, 0.6, 0.7], b=[1.0] * 10)
+    for link in ("", " over the same course of the link", ", each over another course of the link"):
+        (one,) = paired(points, "ttft_s", AXES, link)
+        assert str(one).endswith(f"95 % by bootstrap over 5 seeds{link})")
 
 
 def test_points_whose_intervals_meet_are_no_sure_wins() -> None:

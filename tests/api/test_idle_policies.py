@@ -136,9 +136,22 @@ def test_a_point_that_is_not_valid_says_why_and_under_which_system() -> None:
 
 
 def test_what_is_of_real_runs_has_no_effect_on_modelled_ones() -> None:
-    said = "live.quality without effect: this run is modelled; --set backend=torch runs it for real"
-    assert remarks_under(DECODING, ["live.quality=true"], load_scenario(DECODING)) == [said]
+    why = "a modelled run has no use of it; --set backend=torch runs it for real"
+    said = f"live.quality has no effect on kvswap: {why}"
+    asked = ["live.quality=true"]
+    assert remarks_under(DECODING, asked, load_scenario(DECODING)) == [said]
     assert remarks_under(DECODING, [], load_scenario(DECODING)) == []
+    both = under_systems(DECODING, ["kvswap", "quest"], asked)
+    assert f"live.quality has no effect on kvswap, quest: {why}" in both.remarks
+    assert said in studied(asked, seeds=2).remarks
+    assert said in studied(axes={"live.quality": [True, False]}).remarks
+
+
+def test_fidelity_carries_out_what_is_modelled_elsewhere() -> None:
+    assert studied(seeds=2).remarks == ()
+    for source, systems in [(DECODING, ["kvswap"]), ("study.yaml", ["kvswap"]), ("study.yaml", None)]:
+        told = study_in_both_worlds(source, systems, ["live.quality=true", "link.rtt=20 ms"]).remarks
+        assert list(told) == ["link.rtt has no effect on kvswap: decoding fetches nothing over a link"]
 
 
 def test_a_link_has_no_effect_where_nothing_is_fetched() -> None:

@@ -195,6 +195,7 @@ def test_a_folder_is_run_in_its_own_numbers_or_as_it_is_told(tmp_path: Path) -> 
     budget = {"budget": {"kv": "90 MiB"}}
     for folder, settings, value_bytes in (
         (single, (), 4),
+        (single, (f"live.weights={single}",), 4),
         (half, (), 2),
         (single, ("live.dtype=bfloat16",), 2),
         (half, ("live.dtype=float32",), 4),
