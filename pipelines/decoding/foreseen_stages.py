@@ -66,6 +66,10 @@ class ForeseenMachine:
         begin_s = self._begin_s(asked.get("after", ()))
         return ForeseenTicket(self.env, answer, self.queues.op(op.label, begin_s, cost_s, cost.n_bytes))
 
+    def foretold(self, op: Op) -> Ticket:
+        """Returns what an op that comes later in this step will be answered."""
+        return ForeseenTicket(self.env, self._seen.answer(op), self.handed_over_s)
+
     def _cost(self, op: Op) -> Cost:
         if op.answer is not None:
             return self._seen.processor.cost(op)
@@ -118,10 +122,10 @@ class StagedSteps:
     apart, and those behind are each like one of them: they repeat its work, but for what they read."""
 
     def __init__(self, now: DecodeState, foresight: Foresight, kinds: int) -> None:
-        now.tell_apart(kinds)
         machine = now.machine
         self._now, self._env, self._storage = now, machine.env, foresight.storage
         now.machine = self._machine = ForeseenMachine(machine.env, foresight, machine.memory_of)
+        now.tell_apart(kinds, self._machine.foretold)
         # By the first of some stages, what they read last, and its prices.
         self._priced = dict[int, tuple[list[Ranges], list[PricedRead] | None]]()
         stages = now.plan.stages
@@ -143,14 +147,15 @@ class StagedSteps:
         # When each stage ends, and tickets of the ones that were begun.
         ends_s, begun = list[float](), dict[int, Ticket]()
         machine.begin()
+        again = self._again
         repeated = dict[int, list[Handed | PricedRead]]()
         for n, (kind, layer, after, awaited, others) in enumerate(self._stages):
-            if n in repeated:
+            if (works := repeated.get(n)) is not None:
                 after_s = machine.handed_over_s
                 for m in after:
                     if ends_s[m] > after_s:
                         after_s = ends_s[m]
-                end_s = self._again(repeated[n], after_s)
+                end_s = again(works, after_s)
             else:
                 machine.handed = []
                 before = [begun[m] if m in begun else ForeseenTicket(self._env, None, ends_s[m]) for m in after]
@@ -199,5 +204,6 @@ class StagedSteps:
             else:
                 label, took_s, n_bytes, on_storage = work
                 end_s = (queues.batch if on_storage else queues.op)(label, begin_s, took_s, n_bytes)
-            begin_s = max(begin_s, end_s)
+            if end_s > begin_s:
+                begin_s = end_s
         return end_s
