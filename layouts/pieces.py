@@ -214,18 +214,20 @@ def gathered_apart(
     offsets, tokens = offsets[order], tokens[order]
     begins = offsets & -alignment_bytes
     stops = (offsets + tokens * token_bytes + alignment_bytes - 1) & -alignment_bytes
-    apart = begins[1:] > stops[:-1]
-    broken = offsets[1:] != offsets[:-1] + tokens[:-1] * token_bytes
+    # Whether each begins a command, or an access.
+    apart, broken = np.ones((2, len(offsets)), bool)
+    apart[1:] = begins[1:] > stops[:-1]
+    broken[1:] = offsets[1:] != offsets[:-1] + tokens[:-1] * token_bytes
     if pools is not None:
         pools = pools[order]
         others = pools[1:] != pools[:-1]
-        apart &= others
-        broken &= others
-    between = ends[(ends > 0) & (ends < len(offsets))] - 1
+        apart[1:] &= others
+        broken[1:] &= others
+    between = ends[ends < len(offsets)]
     apart[between] = broken[between] = True
-    first = np.concatenate(([0], apart.nonzero()[0] + 1))
-    last = np.append(first[1:], len(offsets)) - 1
-    accesses = np.concatenate(([0], broken.nonzero()[0] + 1))
+    first, accesses = apart.nonzero()[0], broken.nonzero()[0]
+    last = np.empty_like(first)
+    last[:-1], last[-1] = first[1:] - 1, len(offsets) - 1
     found = begins[first], stops[last] - begins[first], np.add.reduceat(tokens, accesses)
     if len(counts) == 1:
         return [found]

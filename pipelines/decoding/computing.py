@@ -22,7 +22,7 @@ from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.stage_kind import After, OfLayersAlike, Worker
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.pipelines.decoding.updates import renew, staying, write
-from kvferry.policies.decode.kept_clusters import Maintenance, Regroup, clusters_of
+from kvferry.policies.decode.kept_clusters import Maintenance, OfStep, Regroup, clusters_of
 from kvferry.policies.decode.rows import BlockRows
 from kvferry.policies.decode.upkeep import Learned, Update
 from kvferry.specs.tier import Tier
@@ -136,6 +136,9 @@ class AssignKeys(OfLayersAlike):
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         op = self.op(now.plan, now.kept.in_all_rows(layer), now.step, layer)
         now.layers[layer].assigned = ticket = now.machine.submit(op, after=after)
+        for n in now.decided_with(layer)[1:]:
+            other = self.op(now.plan, now.kept.in_all_rows(n), now.step, n)
+            now.layers[n].assigned = now.foretold(other)
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
@@ -159,16 +162,14 @@ class MaintainClusters(OfLayersAlike):
         return Split(n, sum(split.tokens for split in asked), step, layer, heads, asked, at, reads)
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
-        this = now.layers[layer]
-        assigned, found = this.assigned, this.found
+        this, found = now.layers[layer], now.layers[layer].found
         assert found is not None
-        ids = squared = None
-        if assigned is not None:
-            answer: Assigned = assigned.value
-            ids, squared = answer.ids.ravel(), answer.squared.ravel()
         kept, alike = clusters_of(now.kept), now.alike(layer)
         if alike:
-            this.asked = kept.maintain(layer, ids, squared, found)
+            if layers := now.decided_with(layer):
+                asked = kept.maintain_each([self._learned(now, n) for n in layers])
+                for n, of in zip(layers, asked, strict=True):
+                    now.layers[n].asked = of
             kept.maintain_like(alike[1:], layer)
             for other in (now.layers[n] for n in alike):
                 other.asked, other.maintained, other.cut = this.asked, None, None
@@ -191,6 +192,15 @@ class MaintainClusters(OfLayersAlike):
         for n in alike or (layer,):
             now.layers[n].maintained = ticket
         return ticket
+
+    @staticmethod
+    def _learned(now: DecodeState, layer: int) -> OfStep:
+        assigned, found = now.layers[layer].assigned, now.layers[layer].found
+        assert found is not None
+        if assigned is None:
+            return OfStep(layer, None, None, found)
+        answer: Assigned = assigned.value
+        return OfStep(layer, answer.ids.ravel(), answer.squared.ravel(), found)
 
     @staticmethod
     def _absent(asked: Maintenance, rows: int) -> BlockRows | None:

@@ -13,7 +13,7 @@ from kvferry.pipelines.decoding.stage_kind import After, OfLayersAlike, Worker
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.pipelines.decoding.updates import changed_blocks
 from kvferry.policies.decode.ranked import Ranked
-from kvferry.policies.decode.rows import BlockRows
+from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.upkeep import Update
 
 
@@ -32,6 +32,8 @@ class ChooseBlocks(OfLayersAlike):
         # Blocks written while decoding can be chosen, too.
         op = self.op(now.plan, now.kept.stored(layer), now.step, layer)
         now.layers[layer].chosen = ticket = now.machine.submit(op, after=after)
+        for other in now.decided_with(layer)[1:]:
+            now.layers[other].chosen = now.foretold(self.op(now.plan, now.kept.stored(other), now.step, other))
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
@@ -98,11 +100,10 @@ class LookUp(OfLayersAlike):
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         this = now.layers[layer]
         alike = now.alike(layer)
-        if alike:
-            self._look_up(now, layer)
-            for other in (now.layers[n] for n in alike[1:]):
-                other.found, other.block_tokens = this.found, this.block_tokens
-                other.tokens, other.brought = this.tokens, this.brought
+        if alike and (layers := now.decided_with(layer)):
+            wanted = [wanted_blocks(now, n) for n in layers]
+            for n, of, (_, tokens) in zip(layers, now.look_up(layers, wanted), wanted, strict=True):
+                self._found(now, n, of, tokens)
         found = this.found
         assert found is not None
         now.record.looked_up(found, this.brought, len(alike))
@@ -110,21 +111,22 @@ class LookUp(OfLayersAlike):
         return now.machine.submit(self.op(now.plan, blocks), after=after)
 
     @staticmethod
-    def _look_up(now: DecodeState, layer: int) -> None:
-        this = now.layers[layer]
-        plan = now.plan
-        wanted, tokens = wanted_blocks(now, layer)
-        this.block_tokens = tokens
-        this.found = found = this.resident.look_up(wanted, tokens)
-        this.brought = 0
+    def _found(now: DecodeState, layer: int, found: Lookup, tokens: np.ndarray | None) -> None:
+        """Notes what was found of a layer, for all that are like it."""
+        this, plan, wanted = now.layers[layer], now.plan, found.wanted
+        this.found, this.block_tokens, this.brought = found, tokens, 0
         if now.away(layer):
             # Swapped blocks come in every step, wherever they are found.
-            came = np.ones(wanted.ids.shape, bool) if plan.roles.residency.swaps else found.missing
-            this.brought = plan.choice.group_tokens * int(came.sum()) if tokens is None else int(tokens[came].sum())
+            came = slice(None) if plan.roles.residency.swaps else found.missing
+            held = np.full(wanted.ids.shape, plan.choice.group_tokens) if tokens is None else tokens
+            this.brought = int(held[came].sum())
         # Rows may differ: this is their mean.
         this.tokens = (
             wanted.widest * plan.choice.group_tokens if tokens is None else -(-int(tokens.sum()) // wanted.rows)
         )
+        for other in (now.layers[n] for n in now.alike(layer)[1:]):
+            other.found, other.block_tokens = found, tokens
+            other.tokens, other.brought = this.tokens, this.brought
 
     def parts(self, prices: Prices) -> Parts:
         return prices.work(self.op(prices.plan, None if prices.tier != "device" else 0))

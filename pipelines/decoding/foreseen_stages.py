@@ -66,6 +66,10 @@ class ForeseenMachine:
         begin_s = self._begin_s(asked.get("after", ()))
         return ForeseenTicket(self.env, answer, self.queues.op(op.label, begin_s, cost_s, cost.n_bytes))
 
+    def foretold(self, op: Op) -> Ticket:
+        """Returns what an op that comes later in this step will be answered."""
+        return ForeseenTicket(self.env, self._seen.answer(op), self.handed_over_s)
+
     def _cost(self, op: Op) -> Cost:
         if op.answer is not None:
             return self._seen.processor.cost(op)
@@ -103,14 +107,15 @@ class ForeseenMachine:
 
 
 class _Staged(NamedTuple):
-    """A stage of a step. ``after`` and ``others`` are places in the list of stages: what it waits for, and the same
-    stage of layers behind that are alike."""
+    """A stage of a step. ``after``, ``others`` and ``beside`` are places in the list of stages: what it waits for, and
+    the same stage of layers behind that are alike, and of layers that are decided with this one."""
 
     kind: Kind
     layer: int
     after: list[int]
     awaited: bool
     others: list[int]
+    beside: list[int]
 
 
 class StagedSteps:
@@ -118,10 +123,10 @@ class StagedSteps:
     apart, and those behind are each like one of them: they repeat its work, but for what they read."""
 
     def __init__(self, now: DecodeState, foresight: Foresight, kinds: int) -> None:
-        now.tell_apart(kinds)
         machine = now.machine
         self._now, self._env, self._storage = now, machine.env, foresight.storage
         now.machine = self._machine = ForeseenMachine(machine.env, foresight, machine.memory_of)
+        now.tell_apart(kinds, self._machine.foretold)
         # By the first of some stages, what they read last, and its prices.
         self._priced = dict[int, tuple[list[Ranges], list[PricedRead] | None]]()
         stages = now.plan.stages
@@ -133,6 +138,7 @@ class StagedSteps:
                 [place[key] for key in s.after],
                 s.awaited,
                 [place[s.kind, other] for other in now.alike(s.layer)[1:] if (s.kind, other) in place],
+                [place[s.kind, other] for other in now.decided_with(s.layer)[1:] if (s.kind, other) in place],
             )
             for s in stages
         ]
@@ -143,14 +149,15 @@ class StagedSteps:
         # When each stage ends, and tickets of the ones that were begun.
         ends_s, begun = list[float](), dict[int, Ticket]()
         machine.begin()
+        again = self._again
         repeated = dict[int, list[Handed | PricedRead]]()
-        for n, (kind, layer, after, awaited, others) in enumerate(self._stages):
-            if n in repeated:
+        for n, (kind, layer, after, awaited, others, beside) in enumerate(self._stages):
+            if (works := repeated.get(n)) is not None:
                 after_s = machine.handed_over_s
                 for m in after:
                     if ends_s[m] > after_s:
                         after_s = ends_s[m]
-                end_s = self._again(repeated[n], after_s)
+                end_s = again(works, after_s)
             else:
                 machine.handed = []
                 before = [begun[m] if m in begun else ForeseenTicket(self._env, None, ends_s[m]) for m in after]
@@ -158,7 +165,7 @@ class StagedSteps:
                 end_s = ticket.end_s or 0.0
                 # Begun layer by layer where it is noted.
                 if others and now.notes is None and isinstance(kind, OfLayersAlike):
-                    repeated |= self._repeated(kind, others, machine.handed)
+                    repeated |= self._repeated(kind, others, beside, machine.handed)
                 if awaited:
                     now.awaits(ticket)
             ends_s.append(end_s)
@@ -169,25 +176,44 @@ class StagedSteps:
         machine.queues.record(self._env.now)
 
     def _repeated(
-        self, kind: OfLayersAlike, others: list[int], works: list[Handed]
+        self, kind: OfLayersAlike, others: list[int], beside: list[int], works: list[Handed]
     ) -> dict[int, list[Handed | PricedRead]]:
         """Returns the work of the same stage of other layers, by its place; none where it has to be begun to be
         known."""
         if not any(on_storage for *_, on_storage in works):
             again: list[Handed | PricedRead] = [*works]
             return dict.fromkeys(others, again)
-        moved = [kind.moved(self._now, self._stages[n].layer) for n in others]
-        reads = [ranges for ranges in moved if ranges is not None]
+        reads = self._moved(kind, others)
         if works[0][0] != "Read" or any(on_storage for *_, on_storage in works[1:]) or len(reads) < len(others):
             return {}
-        # Reads at the places of the step before have its prices.
+        # Reads at the places of the step before have its prices, and others those of layers that were decided with
+        # theirs.
         before, priced = self._priced.get(others[0], ([], None))
-        if priced is None or any(one is not other for one, other in zip(before, reads, strict=True)):
-            priced = self._storage.priced(reads)
-            self._priced[others[0]] = reads, priced
+        if priced is None or any(one[0] is not other[0] for one, other in zip(before, reads, strict=True)):
+            self._price(kind, others, reads, beside)
+            _, priced = self._priced[others[0]]
         if priced is None:
             return {}
         return {n: [read, *works[1:]] for n, read in zip(others, priced, strict=True)}
+
+    def _moved(self, kind: OfLayersAlike, stages: list[int]) -> list[Ranges]:
+        moved = (kind.moved(self._now, self._stages[n].layer) for n in stages)
+        return [ranges for ranges in moved if ranges is not None]
+
+    def _price(self, kind: OfLayersAlike, others: list[int], reads: list[Ranges], beside: list[int]) -> None:
+        """Prices these reads, and those of layers like the ones beside, whose places are known by now, in one call."""
+        wanted = [(others, reads)]
+        for n in beside:
+            of_layer = self._stages[n].others
+            if of_layer and len(found := self._moved(kind, of_layer)) == len(of_layer):
+                wanted.append((of_layer, found))
+        priced = self._storage.priced([ranges for _, some in wanted for ranges in some])
+        if priced is None:
+            self._priced[others[0]] = reads, self._storage.priced(reads)
+            return
+        for stages, some in wanted:
+            self._priced[stages[0]] = some, priced[: len(some)]
+            priced = priced[len(some) :]
 
     def _again(self, works: list[Handed | PricedRead], begin_s: float) -> float:
         """Hands over works, one after the other, the first of which may begin then; returns when the last ends. Nothing
@@ -199,5 +225,6 @@ class StagedSteps:
             else:
                 label, took_s, n_bytes, on_storage = work
                 end_s = (queues.batch if on_storage else queues.op)(label, begin_s, took_s, n_bytes)
-            begin_s = max(begin_s, end_s)
+            if end_s > begin_s:
+                begin_s = end_s
         return end_s

@@ -1,7 +1,7 @@
 """The state of a batch under way: the machine, the plan, and what the roles and the present step hold."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Unpack, cast
 
@@ -25,6 +25,9 @@ from kvferry.policies.decode.slot_table import Resident
 from kvferry.policies.decode.spans import gaps
 from kvferry.policies.decode.upkeep import Ahead, Kept, Update
 from kvferry.specs.tier import Tier
+
+# Tells what an op that is handed over later in a step will be answered.
+Foretold = Callable[[Op], Ticket]
 
 
 @dataclass
@@ -146,8 +149,9 @@ class DecodeState:
         # By layer, the ones that are answered alike and have the same blocks: what a step finds in the first of them
         # goes for all.
         self._alike = [[n] for n in range(len(residents))]
-        # Layers told apart whose caches are swapped, with these.
+        # Layers told apart whose caches are swapped, with these, and answers to ops that come later in a step.
         self._together: tuple[list[int], CachesOfLayers] | None = None
+        self._foretold: Foretold | None = None
         self.step = self._skipped = 0
         # Whether the step under way is the last one, and what that leaves to be written behind which ticket.
         self.last = False
@@ -159,9 +163,10 @@ class DecodeState:
         # The last look-up that was read, its layer, and the reads.
         self._read_last: tuple[Lookup, int, Reads] | None = None
 
-    def tell_apart(self, kinds: int) -> None:
+    def tell_apart(self, kinds: int, foretold: Foretold) -> None:
         """Only the first layers are told apart from now on, and those behind are each like one of them, in turn: of
         `kinds` kinds, and the very first by itself where something of it comes beside the output head."""
+        self._foretold = foretold
         first = int(self.plan.roles.residency.swaps)
         self._alike = [[] for _ in self.layers]
         for n in range(len(self.layers)):
@@ -174,6 +179,25 @@ class DecodeState:
     def alike(self, layer: int) -> Sequence[int]:
         """Returns this layer and the ones behind that are like it; none for one that is like an earlier one."""
         return self._alike[layer]
+
+    def decided_with(self, layer: int) -> Sequence[int]:
+        """Returns the layers told apart whose blocks are chosen, looked up and maintained with this one's, itself
+        first; none where that was done with an earlier one's."""
+        if self._together is None or layer not in self._together[0]:
+            return (layer,)
+        layers = self._together[0]
+        return layers if layer == layers[0] else ()
+
+    def foretold(self, op: Op) -> Ticket:
+        """Returns what an op of a layer that is decided with an earlier one will be answered."""
+        assert self._foretold is not None
+        return self._foretold(op)
+
+    def look_up(self, layers: Sequence[int], wanted: Sequence[tuple[BlockRows, np.ndarray | None]]) -> list[Lookup]:
+        """Finds the wanted blocks of layers that are decided together, with the tokens in each."""
+        if len(layers) == 1 or self._together is None:
+            return [self.layers[n].resident.look_up(*of) for n, of in zip(layers, wanted, strict=True)]
+        return self._together[1].look_up_each([(blocks, tokens) for blocks, tokens in wanted if tokens is not None])
 
     def away(self, layer: int) -> bool:
         """A layer's KV lies outside the processor's memory."""
@@ -258,14 +282,17 @@ class DecodeState:
             _, like, of = self._read_last
             self.layers[layer].reads = reads = self.blocks.reads_like(of, like, layer)
             return reads
-        if self.alike(layer):
-            places = found.wanted.places if found.slots is None else found.to_move
-            for other, reads in self.reads_alike(layer, *places):
-                other.reads = reads
-        found_reads = self.layers[layer].reads
-        assert found_reads is not None
-        self._read_last = found, layer, found_reads
-        return found_reads
+        if self.alike(layer) and (layers := self.decided_with(layer)):
+            lookups = [each for n in layers if (each := self.layers[n].found) is not None]
+            places = [each.wanted.places if each.slots is None else each.to_move for each in lookups]
+            wanted = [(np.array(self.alike(n)), *at) for n, at in zip(layers, places, strict=True)]
+            for (alike, *_), of_layers in zip(wanted, self.blocks.reads_together(wanted), strict=True):
+                for n, one in zip(alike.tolist(), of_layers, strict=True):
+                    self.layers[n].reads = one
+        own = self.layers[layer].reads
+        assert own is not None
+        self._read_last = found, layer, own
+        return own
 
     def reads_alike(self, layer: int, rows: np.ndarray, ids: np.ndarray) -> Iterator[tuple[LayerState, Reads]]:
         """Yields layers that are like this one, with how the same blocks of each are read."""
@@ -278,14 +305,12 @@ class DecodeState:
         """Chooses what is likely of a layer whose cache is swapped, and of the ones that are like it, without what is
         `changing`. Where layers are told apart, a call for the first of them chooses for all of them."""
         staying, token_bytes = self.plan.staying, self.plan.token_bytes
-        if self._together is None or layer not in self._together[0] or changing is not None:
-            layers = [layer]
-            places = [self.layers[layer].resident.ahead(staying.ahead, token_bytes, changing)]
+        if not (layers := self.decided_with(layer)):
+            return
+        if self._together is None or len(layers) == 1:
+            places = [self.layers[n].resident.ahead(staying.ahead, token_bytes, changing) for n in layers]
         else:
-            layers, caches = self._together
-            if layer != layers[0]:
-                return
-            places = caches.ahead_each(staying.ahead, token_bytes)
+            places = self._together[1].ahead_each(staying.ahead, token_bytes)
         wanted = [(np.array(self.alike(n)), *at) for n, at in zip(layers, places, strict=True)]
         for (alike, *_), reads in zip(wanted, self.blocks.reads_together(wanted), strict=True):
             for n, found in zip(alike.tolist(), reads, strict=True):

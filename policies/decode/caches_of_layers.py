@@ -6,6 +6,7 @@ import numpy as np
 
 from kvferry.policies.decode.cluster_cache import ClusterCache
 from kvferry.policies.decode.read_ahead import ReadAhead
+from kvferry.policies.decode.rows import BlockRows, Lookup
 
 
 class CachesOfLayers(ClusterCache):
@@ -23,14 +24,34 @@ class CachesOfLayers(ClusterCache):
             for cache, part in zip(caches, np.split(whole, len(caches)), strict=True):
                 setattr(cache, name, part)
 
+    def look_up_each(self, wanted: Sequence[tuple[BlockRows, np.ndarray]]) -> list[Lookup]:
+        """Finds for each layer its wanted blocks, with the tokens in each, in its own cache."""
+        self._go_on()
+        ends = np.cumsum([len(blocks.ids) for blocks, _ in wanted])
+        of_rows = [blocks.spread(np.arange(blocks.rows)) for blocks, _ in wanted]
+        each = self._caches[0].rows
+        rows = np.concatenate([of + n * each for n, of in enumerate(of_rows)])
+        ids = np.concatenate([blocks.ids for blocks, _ in wanted])
+        starts = np.searchsorted(rows, np.arange(self.rows + 1))
+        found = self.look_up(BlockRows(ids, starts), np.concatenate([tokens for _, tokens in wanted]))
+        lookups = list[Lookup]()
+        for cache, (blocks, _), missing in zip(self._caches, wanted, np.split(found.missing, ends[:-1]), strict=True):
+            cache._now, cache._settled = self._now, False
+            lookups.append(Lookup(blocks, missing, blocks.ids, cache._left()))
+        return lookups
+
     def ahead_each(self, limit: ReadAhead | None, token_bytes: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns for each layer what its own cache takes ahead."""
-        self._now, self._settled = self._caches[0]._now, all(cache._settled for cache in self._caches)
+        self._go_on()
         rows, ids = self.ahead(limit, token_bytes)
         each = self._caches[0].rows
         ends = np.searchsorted(rows, np.arange(0, self.rows + 1, each)).tolist()
         parts = [slice(*ends[n : n + 2]) for n in range(len(self._caches))]
         return [(rows[part] - n * each, ids[part]) for n, part in enumerate(parts)]
+
+    def _go_on(self) -> None:
+        """Notes what the caches did by themselves."""
+        self._now, self._settled = self._caches[0]._now, all(cache._settled for cache in self._caches)
 
     def _settle(self) -> None:
         super()._settle()

@@ -65,9 +65,13 @@ class ClusterCache(Resident):
         self._size[flat] = self._block_tokens if tokens is None else tokens.ravel()
         self._came[flat[missing]] = self._now
         self._enter(flat)
+        return Lookup(wanted, missing.reshape(wanted.ids.shape), wanted.ids, self._left())
+
+    def _left(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what has left since it was asked last."""
         dropped = np.concatenate([np.empty(0, np.int64), *self._dropped])
         self._dropped = []
-        return Lookup(wanted, missing.reshape(wanted.ids.shape), wanted.ids, self._places(dropped))
+        return self._places(dropped)
 
     def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
         """Notes blocks that have changed to `tokens` each; those `made`, (row, block), are in memory as a whole."""
@@ -182,7 +186,7 @@ class ClusterCache(Resident):
 def _within(rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Returns running sums of sizes, from zero in each row; rows ascend."""
     sums = np.cumsum(sizes)
-    first = np.flatnonzero(np.concatenate([[True], rows[1:] != rows[:-1]])) if len(rows) else np.empty(0, np.int64)
-    before = (sums - sizes)[first]
-    counts = np.diff(np.append(first, len(rows)))
-    return np.asarray(sums - np.repeat(before, counts))
+    begins = np.ones(len(rows), bool)
+    begins[1:] = rows[1:] != rows[:-1]
+    before = (sums - sizes)[begins]
+    return np.asarray(sums - before[begins.cumsum() - 1])

@@ -11,7 +11,7 @@ from pydantic import Field
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.pieces import Pieces
 from kvferry.policies.decode.cluster_upkeep import StaticClusters
-from kvferry.policies.decode.kept_clusters import KeysAhead, Maintenance, Regroup
+from kvferry.policies.decode.kept_clusters import KeysAhead, Maintenance, OfStep, Regroup
 from kvferry.policies.decode.maintained_clusters import MaintainedClusters
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.splits import Clustered, SplitParts
@@ -48,9 +48,10 @@ class RegroupedClusters(MaintainedClusters):
     def _regroup(self, tokens: int, read: BlockRows | None = None) -> Regroup:
         return Regroup(tokens, min(max(1, tokens // self._block_tokens), self.places.room), 0, whole=True, read=read)
 
-    def maintain(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Maintenance:
-        if not self._due:
-            return super().maintain(layer, ids, squared, found)
+    def maintain_each(self, steps: Sequence[OfStep]) -> Sequence[Maintenance]:
+        return [self._all(step.layer, step.found) for step in steps] if self._due else super().maintain_each(steps)
+
+    def _all(self, layer: int, found: Lookup) -> Regroup:
         held = self.places.all_tokens[layer]
         there = held > 0
         there[found.wanted.places] = False

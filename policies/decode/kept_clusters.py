@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,16 @@ class Regroup:
 
 # Work that a layer's new keys lead to, most often none.
 Maintenance = Sequence[ClusterSplit] | Regroup
+
+
+class OfStep(NamedTuple):
+    """A step of a layer: where each row's new key belongs (int[rows]; None: not asked), how far it is from that
+    centroid (squared, float[rows]), and what was retrieved."""
+
+    layer: int
+    ids: np.ndarray | None
+    squared: np.ndarray | None
+    found: Lookup
 
 
 class KeysAhead(Ahead, Protocol):
@@ -89,8 +99,11 @@ class KeptClusters(ABC):
 
     @abstractmethod
     def maintain(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Maintenance:
-        """Decides by where each row's new key belongs (int[rows]; None: not asked), how far it is from that centroid
-        (squared, float[rows]), and what was retrieved."""
+        """Decides about a layer by its step, as OfStep has it."""
+
+    def maintain_each(self, steps: Sequence[OfStep]) -> Sequence[Maintenance]:
+        """The same of several layers."""
+        return [self.maintain(*step) for step in steps]
 
     @abstractmethod
     def maintain_like(self, layers: Sequence[int], first: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from kvferry.layouts.cluster_layout import PlacedClusters
 from kvferry.layouts.layout import Places
 from kvferry.layouts.pieces import Pieces
-from kvferry.policies.decode.kept_clusters import BestAhead, KeptClusters, KeysAhead, Maintenance
+from kvferry.policies.decode.kept_clusters import BestAhead, KeptClusters, KeysAhead, Maintenance, OfStep
 from kvferry.policies.decode.retrieved_together import RetrievedTogether
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.splits import Clustered, ClusterSplit, Joined, SplitParts
@@ -88,28 +88,38 @@ class MaintainedClusters(KeptClusters):
             self._flags(layer, row)[block] = 0
 
     def maintain(self, layer: int, ids: np.ndarray | None, squared: np.ndarray | None, found: Lookup) -> Maintenance:
-        assert ids is not None and squared is not None
-        by_row: dict[int, frozenset[int]] = {}
+        return self.maintain_each([OfStep(layer, ids, squared, found)])[0]
 
-        def retrieved(_: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    def maintain_each(self, steps: Sequence[OfStep]) -> Sequence[Maintenance]:
+        wanted = {step.layer: step.found.wanted for step in steps}
+        by_row: dict[tuple[int, int], frozenset[int]] = {}
+
+        def retrieved(layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
             """Rows are few, and asked for a few blocks each."""
-            pairs = list(zip(rows.tolist(), blocks.tolist(), strict=True))
-            for row in {row for row, _ in pairs} - by_row.keys():
-                by_row[row] = frozenset(found.wanted.row(row).tolist())
-            return np.array([block in by_row[row] for row, block in pairs], bool)
+            places = list(zip(layers.tolist(), rows.tolist(), strict=True))
+            for layer, row in set(places) - by_row.keys():
+                by_row[layer, row] = frozenset(wanted[layer].row(row).tolist())
+            return np.array([block in by_row[at] for at, block in zip(places, blocks.tolist(), strict=True)], bool)
 
-        rows = np.arange(len(ids))
-        layers = np.full(len(ids), layer)
-        self._decided[layer] = decided = self.decide(layers, rows, ids, squared, retrieved)
+        n_rows = self.places.shape[1]
+        layers, rows = np.repeat(list(wanted), n_rows), np.tile(np.arange(n_rows), len(steps))
+        ids, squared = (np.concatenate(of) for of in zip(*((step.ids, step.squared) for step in steps), strict=True))
+        joins, waits, splits = self.decide(layers, rows, ids, squared, retrieved)
+        for layer in wanted:
+            own = [(of, split) for of, split in splits if of == layer]
+            self._decided[layer] = _those(joins, joins[0] == layer), _those(waits, waits[0] == layer), own
         if self._together is not None:
             here = np.zeros((len(rows), self.places.room), bool)
-            here[found.wanted.places] = True
-            self._pairs[layer] = self._paired(self._together, layers, rows, here, decided[2])
-        return tuple(split for _, split in decided[2])
+            for n, blocks in enumerate(wanted.values()):
+                here[n * n_rows : (n + 1) * n_rows][blocks.places] = True
+            pairs = self._paired(self._together, layers, rows, here, splits)
+            self._pairs |= {layer: [pair for pair in pairs if pair[0] == layer] for layer in wanted}
+        return [tuple(split for _, split in self._decided[layer][2]) for layer in wanted]
 
     def maintain_like(self, layers: Sequence[int], first: int) -> None:
+        at = np.array(layers, np.int64)
         for of_layers in (self.variances, self.waiting, self._waiting_in_row):
-            of_layers[layers] = of_layers[first]
+            of_layers[at] = of_layers[first]
         for row in range(self.places.shape[1]):
             flags = self._flags(first, row)
             for layer in layers:

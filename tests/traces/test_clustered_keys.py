@@ -84,3 +84,22 @@ def test_a_recording_says_what_it_has_nothing_for() -> None:
     for other in (Assign(1, 4, 1, 1, heads=2), Select(1, 4, 2, 0, 1, heads=2), Cluster(1, 9, 3, 1)):
         with pytest.raises(InputError, match="the recorded answers of clusters are of another run: they have nothing"):
             recorded(other)
+
+
+def test_clusters_are_paired_by_each_query_of_the_prompt() -> None:
+    def retrieved(references: int) -> np.ndarray:
+        keys = ClusteredKeys(
+            KeyProcess(KeysSpec()), layers=1, sequences=1, heads=2, context=40, output=1, most=9, seed=1
+        )
+        answer = keys(Cluster(1, 40, 5, 0, heads=2, references=references, k=2))
+        assert isinstance(answer, Clustered) and answer.retrieved is not None
+        for row, queries in enumerate(answer.retrieved):
+            means = np.stack([keys.keys[row, :40][keys.labels[row, :40] == n].mean(0) for n in range(5)])
+            for query, best in zip(keys.queries[row, 40 - len(queries) : 40], queries, strict=True):
+                assert best.tolist() == np.argsort(-(means @ query))[:2].tolist()
+        return answer.retrieved
+
+    assert retrieved(40).shape == (2, 40, 2)
+    # No query comes before the first, and fewer are the last ones.
+    assert retrieved(64).tolist() == retrieved(40).tolist()
+    assert retrieved(3).tolist() == retrieved(40)[:, 37:].tolist()

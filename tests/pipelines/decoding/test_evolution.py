@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from tiny import tiny_model
 
 from kvferry.pipelines.decoding.evolution import Evolution, Quality, wanted_again
+from kvferry.pipelines.decoding.prefilling import ClusterKeys
 from kvferry.pipelines.decoding.sizing import plan_of
+from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
+from kvferry.pipelines.decoding.workload import plan_for
 from kvferry.policies.decode.centroids import Centroids
 from kvferry.policies.decode.cluster_places import ClusterPools
 from kvferry.policies.decode.cluster_upkeep import AdaptiveClusters, StaticClusters
@@ -23,6 +26,7 @@ from kvferry.policies.decode.local_clusters import LocalClusters
 from kvferry.policies.decode.maintained_clusters import MaintainedClusters
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import Upkeep
+from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
 from kvferry.specs.workload import KeysSpec
 
@@ -97,6 +101,14 @@ def test_the_share_that_is_wanted_again_by_hand() -> None:
     plan = SimpleNamespace(roles=SimpleNamespace(selector=selector))
     run: Any = SimpleNamespace(keys=keys, plan=plan, tokens=8, go=lambda tokens: None)
     assert wanted_again(run, 1, (1,)) == {1: 0.5}
+
+
+def test_the_whole_prompt_pairs_clusters_and_of_a_longer_one_its_end() -> None:
+    """512 queries, as in the paper's experiments (5.1: "the initial input")."""
+    for context, queries in ((96, 96), (512, 512), (1024, 512)):
+        given = load_scenario("dynakv/latency", ["model=tiny", f"workload.context={context}"])
+        plan = plan_for(given, DECODE_SYSTEMS["dynakv"].with_policies(given.policy_values))
+        assert ClusterKeys.op(plan, 0).references == queries
 
 
 @settings(max_examples=12, deadline=None)

@@ -51,11 +51,16 @@ def test_caches_of_layers_go_on_as_each_by_itself(replacement: Any, limit: ReadA
 
     chance, alone, parts = np.random.default_rng(5), made(), made()
     together, dropped = CachesOfLayers(parts), 0
-    for _ in range(40):
-        for one, part in zip(alone, parts, strict=True):
-            wanted = rows(*(np.flatnonzero(chance.random(9) < 0.4).tolist() for _ in range(2)))
-            tokens, changed = chance.integers(1, 6, len(wanted.ids)), wanted.ids[:1] if len(wanted.row(0)) else None
-            found, of_part = one.look_up(wanted, tokens), part.look_up(wanted, tokens)
+    for turn in range(40):
+        asked = [rows(*(np.flatnonzero(chance.random(9) < 0.4).tolist() for _ in range(2))) for _ in alone]
+        sizes = [chance.integers(1, 6, len(wanted.ids)) for wanted in asked]
+        # Looked up by themselves or in one call.
+        pairs = list(zip(asked, sizes, strict=True))
+        of_parts = together.look_up_each(pairs) if turn % 3 else [p.look_up(*of) for p, of in zip(parts, pairs)]
+        for one, part, wanted, tokens, of_part in zip(alone, parts, asked, sizes, of_parts, strict=True):
+            changed = wanted.ids[:1] if len(wanted.row(0)) else None
+            found = one.look_up(wanted, tokens)
+            assert of_part.wanted is wanted and of_part.slots is wanted.ids
             assert found.missing.tolist() == of_part.missing.tolist()
             assert [of.tolist() for of in found.dropped or ()] == [of.tolist() for of in of_part.dropped or ()]
             dropped += len((found.dropped or wanted.places)[0])
