@@ -127,6 +127,18 @@ def test_fewer_bits_are_named_only_where_they_fit() -> None:
     assert "precision." not in why
 
 
+def test_weights_of_a_named_format_are_told_in_another_that_the_engine_reads() -> None:
+    """A number of bits does not stand beside a format, as the decode scenario has one: that hint was refused."""
+    settings = ["device=rtx-4060", "precision.weights=fp16"]
+    why = kvferry.run("decode", settings).why
+    assert " or fewer bits of weights (--set precision.weights=q6_k: 6.59 GB) would do" in why
+    assert kvferry.run("decode", [*settings[:1], "precision.weights=q6_k"]).outcome == "done"
+    # Experts in MXFP4 are those of a mixture alone, and vLLM reads other formats than llama.cpp.
+    why = kvferry.run("decode", [*settings, "engine=vllm"]).why
+    assert "--set precision.weights=gptq: 5.73 GB" in why
+    assert "precision.weights=" in kvferry.run("decode", ["device=rtx-4080", "model=gpt-oss-20b"]).why
+
+
 def test_sizes_are_in_powers_of_ten() -> None:
     assert [shown_size(one) for one in (5, 32_768, 33_554_432, 16_060_000_000)] == [
         "5 B",
