@@ -48,6 +48,8 @@ def test_yaml_that_is_none(text: str, said: str) -> None:
         ("model=model.gguf", "'model.gguf' is not there; a GGUF file, a Hugging Face folder, a YAML file or a bundled"),
         ("model=models/typo", "'models/typo' is not there; a Hugging Face folder or a bundled name would do"),
         ("model=empty", "'empty' has no config.json; name a Hugging Face folder, a YAML or a GGUF file"),
+        ("model=./empty", "'./empty' has no config.json; name a Hugging Face folder, a YAML or a GGUF file"),
+        ("device=RTX 4060", "'RTX 4060' is not there; the bundled device of that name is called 'rtx-4060'"),
         ("device.storage=ssd", "unknown storage 'ssd'; did you mean 'nvme'?"),
         ("system=kvswap", "with workload.kind decode it would do (try: kvferry run kvswap/throughput), or here one of"),
         ("workload.trace=lines.jsonl", "lines.jsonl:1: JSON lines, which a session reads: kvferry run"),
