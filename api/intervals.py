@@ -72,6 +72,8 @@ class _Causes:
         self._not_known: dict[str, str] = {}
         # Of the time per token, by what takes it.
         self._shares: dict[str, float] = {}
+        # Of the time to the first token, what computing takes.
+        self._first_share = 1.0
 
     def sureness(self) -> Sureness:
         kind = self._scenario.workload.kind
@@ -128,8 +130,15 @@ class _Causes:
 
     def _prefill(self) -> None:
         spread = self._spread("prefill", "prefill")
-        if spread is not None:
-            self._add("prefill", spread, lambda key: self._of_whole(key) and not self._of_decoding(key))
+        if spread is None:
+            return
+        self._add("prefill", spread, lambda key: self._of_whole(key) and not self._of_decoding(key))
+        if self._reruns.offload is not None and self._first_share < 1 - MOST_UNKNOWN:
+            self._not_known["prefill"] = (
+                "weights on their way take more than half of it, and errors of that are not known"
+            )
+            self._evidence.pop("prefill", None)
+            self._effects = [effect for effect in self._effects if effect.name != "prefill"]
 
     @property
     def _reads(self) -> bool:
@@ -200,6 +209,8 @@ class _Causes:
             # All parts of a time as many times as long make it as many times as long: this is the part's share.
             if self._own.get("tpot_s") and more.get("tpot_s"):
                 self._shares[what] = log(more["tpot_s"] / self._own["tpot_s"]) / log(factor)
+            if what == "prefill" and self._own.get("ttft_s") and more.get("ttft_s"):
+                self._first_share = log(more["ttft_s"] / self._own["ttft_s"]) / log(factor)
 
     def _runtime(self) -> None:
         """Where it is only assumed what software takes, the other known runtimes that bound it are as likely."""

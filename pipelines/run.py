@@ -18,6 +18,7 @@ from kvferry.pipelines.record import MachineRecord, Outcome, Run
 from kvferry.pipelines.tally import Tally, Totals
 from kvferry.pipelines.workload import Flow, Infeasible, Progress, System
 from kvferry.pipelines.workloads import WORKLOADS
+from kvferry.policies.engine_memory import besides_weights_bytes
 from kvferry.policies.ledger import KEPT_FREE
 from kvferry.specs import human
 from kvferry.specs.assist import AssistSpec
@@ -25,6 +26,7 @@ from kvferry.specs.budget import DecodeBudget
 from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
+from kvferry.specs.weight_format import OF_GGUF
 from kvferry.traces.resolve import with_end
 
 # Of the link's course that a run keeps for pictures; a longer run keeps means over time.
@@ -154,15 +156,29 @@ def _drive(world: World, flow: Flow, totals: Callable[[], Totals], scenario: Sce
 
 def _would_fit(scenario: Scenario, refused: Refused | OutOfMemory) -> str:
     """Returns what lets a model run that does not fit into memory."""
-    few = scenario.model.model_copy(update={"weight_bits": _FEW_BITS, "weights": None})
-    fewer = ""
-    if isinstance(refused, Refused) and few.weight_bytes <= min(refused.free_bytes, scenario.model.weight_bytes):
-        fewer = f" or fewer bits of weights (--set precision.weight_bits={_FEW_BITS:g}: {human.size(few.weight_bytes)})"
-    would = f"a smaller model{fewer} would do"
+    fewer = _fewer_bits(scenario, refused.free_bytes) if isinstance(refused, Refused) else None
+    instead = "" if fewer is None else f" or fewer bits of weights (--set precision.{fewer})"
+    would = f"a smaller model{instead} would do"
     if not isinstance(scenario.budget, DecodeBudget) or scenario.budget.offload is not None:
         return would
     to = "storage" if scenario.device.memory.unified else "cpu"
     return f"{would}, or some layers elsewhere: --set budget.offload={to}"
+
+
+def _fewer_bits(scenario: Scenario, free_bytes: float) -> str | None:
+    """Returns the setting with which weights fit, and what they take then: where they have a format, that of those its
+    engine reads which keeps the most bits beside all else that the engine holds; None: none does."""
+    model, engine = scenario.model, scenario.device.engine
+    if model.weights is None:
+        few = model.model_copy(update={"weight_bits": _FEW_BITS})
+        fits = few.weight_bytes <= min(free_bytes, model.weight_bytes)
+        return f"weight_bits={_FEW_BITS:g}: {human.size(few.weight_bytes)}" if fits else None
+    read = [name for name in (engine.weights if engine else OF_GGUF) if name != "mxfp4" or model.experts]
+    sizes = {name: model.model_copy(update={"weights": name}).weight_bytes for name in read}
+    room_bytes = free_bytes - besides_weights_bytes(scenario)
+    fitting = [name for name, n_bytes in sizes.items() if n_bytes <= room_bytes and n_bytes < model.weight_bytes]
+    best = max(fitting, key=lambda name: (sizes[name], name), default=None)
+    return None if best is None else f"weights={best}: {human.size(sizes[best])}"
 
 
 def _link_may_end(scenario: Scenario) -> bool:

@@ -83,7 +83,7 @@ def offload_of(scenario: Scenario) -> Offload | None:
     sequences = 1 if workload.batch == "max" else workload.batch
     tokens = workload.context + workload.output
     granted_bytes = scenario.budget.memory_bytes or scenario.device.memory.free_bytes
-    room_bytes = granted_bytes - Ledger(_besides_weights(scenario)).n_bytes(0)
+    room_bytes = granted_bytes - besides_weights_bytes(scenario)
 
     def kv_bytes(near: ModelSpec) -> float:
         pages = PageSizes(near)
@@ -98,6 +98,12 @@ def engine_holdings(scenario: Scenario) -> tuple[Holding, ...]:
     offload = offload_of(scenario)
     weights = (Holding.of("weights", scenario.model.weight_bytes),) if offload is None else offload.holdings
     return (*weights, *_besides_weights(scenario))
+
+
+def besides_weights_bytes(scenario: Scenario) -> float:
+    """Returns what an engine holds besides weights and KV. Partial results of attention that splits KV, few bytes, are
+    counted whatever attends."""
+    return Ledger(_besides_weights(scenario)).n_bytes(0) + split_bytes(scenario.model)
 
 
 def _besides_weights(scenario: Scenario) -> tuple[Holding, ...]:

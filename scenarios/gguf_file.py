@@ -130,11 +130,14 @@ def _opened(file: Path) -> "GGUFReader":
         what = quoted_name(str(error))[:120] or type(error).__name__
         if str(error).startswith(_PAST_THE_END):
             raise InputError(f"{shown(file)}: {_cut_short(file)}") from None
-        raise InputError(f"{shown(file)}: not a whole GGUF file of version 2 or 3: {what}") from None
+        raise InputError(f"{shown(file)}: not a whole GGUF file of version 2 or 3: {what}; download it again") from None
 
 
 # How numpy and Python say that a file ends before what its header says it holds.
-_PAST_THE_END = ("When changing to a larger dtype", "cannot reshape array", "index 0 is out of bounds", "cannot mmap")
+_PAST_THE_END = (
+    "When changing to a larger dtype", "cannot reshape array", "index 0 is out of bounds", "cannot mmap",
+    "not enough values to unpack",
+)  # fmt: skip
 _AGAIN = "convert the model again with llama.cpp's convert_hf_to_gguf.py"
 
 

@@ -43,12 +43,10 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
     problem = regular_file(folder / reference)
     if problem is None:
         return (folder / reference).resolve()
+    if kind == "model" and reference.strip() and (folder / reference).is_dir():
+        raise InputError(f"{reference!r:.200} has no config.json; name a Hugging Face folder, a YAML or a GGUF file")
     is_name = _NAME.fullmatch(reference) and Path(reference).suffix not in (".yaml", ".gguf")
     if not reference.strip() or is_name:
-        if kind == "model" and (folder / reference).is_dir():
-            raise InputError(
-                f"{reference!r:.200} has no config.json; name a Hugging Face folder, a YAML or a GGUF file"
-            )
         if kind == "model" and "/" in reference:
             raise InputError(f"{reference!r:.200} is not there; a Hugging Face folder or a bundled name would do")
         if kind == "scenario" and (folder / reference / "points.parquet").is_file():
@@ -59,8 +57,10 @@ def locate(kind: str, reference: str, folder: Path) -> Path:
         # Only scenarios have names in folders.
         if "/" not in reference or kind == "scenario":
             raise unknown_name(kind, reference, names(kind))
-    stem = Path(reference).stem
-    hint = f"; the bundled {kind} of that name is called {stem!r}" if stem in names(kind) else ""
+    # A file's name, or words as data sheets write them: RTX 4060.
+    meant = (Path(reference).stem, "-".join(reference.lower().split()))
+    bundled = next((name for name in meant if name in names(kind)), None)
+    hint = "" if bundled is None else f"; the bundled {kind} of that name is called {bundled!r}"
     if kind == "model" and not hint:
         hint = "; a GGUF file, a Hugging Face folder, a YAML file or a bundled name would do"
     raise InputError(f"{reference!r:.200} {problem}{hint}")

@@ -29,6 +29,7 @@ from kvferry.specs.kinds import (
 from kvferry.specs.link import LinkSpec, LoadSpec, NoLink
 from kvferry.specs.live import ContextReuseLive, DecodeLive, RealModel
 from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
+from kvferry.specs.main_processor import with_main
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.runtime import RuntimeSpec
 from kvferry.specs.session import SessionBudget, SessionLive, SessionSpec
@@ -199,7 +200,7 @@ class Scenario(Part):
             value = {**value, "device": device}
         named = device.get("processors") if isinstance(device, dict) else None
         if isinstance(device, dict) and isinstance(named, dict) and isinstance(processor, str) and processor in named:
-            value = {**value, "device": {**device, "main": processor}}
+            value = {**value, "device": with_main(device, processor)}
         value = dict(as_stored(value))
         model, precision = value.get("model"), value.get("precision")
         if isinstance(model, dict) and precision is not None:

@@ -280,6 +280,15 @@ def test_a_comparison_keeps_what_was_run_before_its_intervals(monkeypatch: pytes
     assert len(asked) == 1
 
 
+def test_a_first_token_that_waits_for_weights_has_no_interval() -> None:
+    """Of 512 tokens' experts the copies take nearly all: their errors are not known, and no width is none."""
+    settings = ["model=qwen3-30b-a3b", "budget.offload.what=experts", "workload.context=512", "workload.output=4"]
+    found = run("offload", settings).intervals
+    assert "tpot_s" in found and not {"ttft_s", "end_to_end_tokens_per_s"} & found.keys()
+    # 2,048 tokens of a dense model take longer than its weights.
+    assert "ttft_s" in run("offload", ["workload.output=4"]).intervals
+
+
 def test_weights_elsewhere_are_run_for_a_few_tokens_at_each_end(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = load_scenario("offload")
     before = pipelines.run_scenario(scenario)

@@ -48,6 +48,8 @@ def test_yaml_that_is_none(text: str, said: str) -> None:
         ("model=model.gguf", "'model.gguf' is not there; a GGUF file, a Hugging Face folder, a YAML file or a bundled"),
         ("model=models/typo", "'models/typo' is not there; a Hugging Face folder or a bundled name would do"),
         ("model=empty", "'empty' has no config.json; name a Hugging Face folder, a YAML or a GGUF file"),
+        ("model=./empty", "'./empty' has no config.json; name a Hugging Face folder, a YAML or a GGUF file"),
+        ("device=RTX 4060", "'RTX 4060' is not there; the bundled device of that name is called 'rtx-4060'"),
         ("device.storage=ssd", "unknown storage 'ssd'; did you mean 'nvme'?"),
         ("system=kvswap", "with workload.kind decode it would do (try: kvferry run kvswap/throughput), or here one of"),
         ("workload.trace=lines.jsonl", "lines.jsonl:1: JSON lines, which a session reads: kvferry run"),
@@ -125,6 +127,18 @@ def test_fewer_bits_are_named_only_where_they_fit() -> None:
     assert "weights needs 4.91 GB, 3.40 GB are free" in why
     assert "; a smaller model would do, or some layers elsewhere: --set budget.offload=cpu" in why
     assert "precision." not in why
+
+
+def test_weights_of_a_named_format_are_told_in_another_that_the_engine_reads() -> None:
+    """A number of bits does not stand beside a format, as the decode scenario has one: that hint was refused."""
+    settings = ["device=rtx-4060", "precision.weights=fp16"]
+    why = kvferry.run("decode", settings).why
+    assert " or fewer bits of weights (--set precision.weights=q6_k: 6.59 GB) would do" in why
+    assert kvferry.run("decode", [*settings[:1], "precision.weights=q6_k"]).outcome == "done"
+    # Experts in MXFP4 are those of a mixture alone, and vLLM reads other formats than llama.cpp.
+    why = kvferry.run("decode", [*settings, "engine=vllm"]).why
+    assert "--set precision.weights=gptq: 5.73 GB" in why
+    assert "precision.weights=" in kvferry.run("decode", ["device=rtx-4080", "model=gpt-oss-20b"]).why
 
 
 def test_sizes_are_in_powers_of_ten() -> None:

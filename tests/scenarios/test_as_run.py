@@ -17,6 +17,18 @@ def test_a_scenario_names_the_processor_that_works() -> None:
     assert asked.device.model_copy(update={"main": "npu"}) == own.device
 
 
+def test_the_cpu_beside_a_card_computes_out_of_the_hosts_memory() -> None:
+    scenario = load_scenario("decode", ["device=rtx-4060", "processor=cpu"])
+    memory = scenario.device.memory
+    # 32 GB and two channels of DDR5-4800, not the card's 8 GB at 272 GB/s.
+    assert (memory.unified, memory.capacity_bytes, memory.bytes_per_s) == (True, 32e9, 76.8e9)
+    assert load_scenario(dump_scenario(scenario)) == scenario
+    with pytest.raises(
+        InputError, match=r"device.memory.host_capacity_bytes: is missing, in which the CPU has weights"
+    ):
+        load_scenario("decode", ["device=rtx-4060", "processor=cpu", "device.memory.host_capacity_bytes=null"])
+
+
 def test_precision_is_that_of_any_model() -> None:
     for model in ("qwen2.5-1.5b", "llama-3.2-3b"):
         scenario = load_scenario(DECODING, [FP8, f"model={model}"])

@@ -15,7 +15,7 @@ from kvferry.scenarios.prototypes import by_data_sheet, instead_of_a_prototype
         ("jetson-agx-orin-kvswap", "--set device=jetson-agx-orin-64gb"),
         ("rtx-4060-laptop-specontext", "--set device=rtx-4060-laptop"),
         ("oneplus-12", "--set device=snapdragon-8-gen-3"),
-        ("rtx-5080-laptop", "--set engine=llama.cpp"),
+        ("rtx-5080-laptop", "--set device=rtx-5080-laptop-16gb"),
         ("kirin-phone", None),
         ("rtx-4060", None),
     ],

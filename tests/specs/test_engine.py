@@ -162,3 +162,13 @@ def test_a_device_of_a_few_lines_will_do(tmp_path: Path) -> None:
         assert device.memory.bytes_per_s == device.processors["gpu"].bytes_per_s == 1e11
         assert device.processors["cpu"].bytes_per_s == 1e11  # all share the memory
         assert device.decompressor.workers == 4 and device.sources["decompressor"].startswith("assumed")
+
+
+@pytest.mark.parametrize("name", [name for name in names("device") if name.startswith(("apple-m", "iphone-"))])
+def test_an_apple_gpu_without_matrix_units_multiplies_and_adds_once_per_instruction(name: str) -> None:
+    gpu = load_device(name).processors["gpu"]
+    assert gpu.instruction_per_s is not None
+    per_instruction = gpu.flop_per_s / gpu.instruction_per_s
+    # Its numbers of 16 bits are no faster than those of 32. Matrix units have four times that, three by the A18 Pro.
+    times = 4 if name.startswith("apple-m5") else 3 if name == "iphone-17-pro" else 1
+    assert per_instruction == pytest.approx(2 * times, rel=0.02)

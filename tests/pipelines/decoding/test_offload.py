@@ -133,6 +133,24 @@ def test_experts_on_the_cpu_are_read_as_routed() -> None:
     assert away is not None and away.kv_layers == scenario.model.layers
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["device=rtx-4060", "model=qwen3-32b", "budget.offload=cpu"],
+        ["device=rtx-2060", "model=qwen3-14b", "budget.offload=host", "workload.output=16"],
+    ],
+)
+def test_as_few_layers_leave_as_let_it_run(settings: list[str]) -> None:
+    """Partial results of attention, 4.2 and 2.6 MB, are what one layer less would have no room for."""
+    scenario = load_scenario("decode", settings)
+    away = offload_of(scenario)
+    assert away is not None and run_scenario(scenario).outcome == "done"
+    fewer = load_scenario(
+        "decode", [*settings[:2], f"budget.offload={{to: {away.spec.to}, layers: {away.layers - 1}}}"]
+    )
+    assert run_scenario(fewer).outcome == "out_of_memory"
+
+
 def test_all_weights_stay_where_they_fit() -> None:
     small = {"model": "llama-3.2-1b"}
     assert rate(ran("cpu", **small), **small) == rate(ran(None, **small), **small)
