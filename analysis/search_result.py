@@ -30,7 +30,8 @@ def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
 
     "front" has the points that no other solution beats in every objective, sorted by the first one, the earliest of
     equal ones alone: "point" (its number, from 0), "settings", "figures" (with "intervals" where points have these) and
-    "keys" of its rows in points.parquet. "others" counts why points are no solutions. Equal searches give equal
+    "keys" of its rows in points.parquet. "others" counts why points are no solutions; where all are
+    none, "nearest" is the one that is least beyond the constraints. Equal searches give equal
     results: nothing of this run is in it.
     """
     solutions, front, lower = _solutions(search, tried)
@@ -62,8 +63,20 @@ def result_of(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
             for one in best
             if first[tuple(one.scenarios)] is one
         ],
+        **_nearest(search, tried if not solutions else ()),
         "others": dict(sorted(Counter(_reason(one) for one in tried if one.why is not None).items())),
     }
+
+
+def _nearest(search: Search, tried: Sequence[Tried]) -> dict[str, Any]:
+    """{"nearest": {"point", "settings", "figures"}}, or nothing where no point has all that constraints ask for."""
+    bounds = search.constraints
+    measured = [one for one in tried if bounds and all(bound.metric in one.figures for bound in bounds)]
+    if not measured:
+        return {}
+    best = min(measured, key=lambda one: sum(max(0.0, bound.excess(one.figures[bound.metric])) for bound in bounds))
+    figures = {bound.metric: best.figures[bound.metric] for bound in bounds}
+    return {"nearest": {"point": best.number, "settings": best.settings, "figures": figures}}
 
 
 def write_result(search: Search, tried: Sequence[Tried], folder: Path, plots: bool = True) -> tuple[Path, list[Path]]:

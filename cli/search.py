@@ -85,6 +85,7 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios:
     from kvferry.analysis.figures import label_of
     from kvferry.analysis.search_result import EVERY, has_cloud, whole_name
     from kvferry.cli.table import print_table
+    from kvferry.specs.errors import quoted
 
     what = ", ".join(f"{n:,} {reason}" for reason, n in result["others"].items())
     every = " (all that there are)" if result["sampler"] == EVERY else ""
@@ -94,6 +95,10 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios:
     )
     front = result["front"]
     if not front:
+        if nearest := result.get("nearest"):
+            settings = ", ".join(f"{key} {value}" for key, value in nearest["settings"].items())
+            figures = ", ".join(f"{metric} {_figure(nearest, metric)}" for metric in nearest["figures"])
+            print(quoted(f"nearest: point {nearest['point']} ({settings}) with {figures}"))
         return
     metrics = [objective["metric"] for objective in result["objectives"]]
     metrics += [metric for metric in front[0]["figures"] if metric not in metrics]

@@ -291,6 +291,16 @@ def test_no_point_comes_twice(sampler: str) -> None:
     assert len({one.settings["workload.context"] for one in tried}) == n_new == 9
 
 
+def test_a_search_without_solutions_tells_the_nearest_point(call: Call) -> None:
+    Path("s.yaml").write_text(SEARCH.replace("ttft_s <= 0.09 s", "ttft_s <= 1 us").replace("points: 24", "points: 6"))
+    code, out, _ = call("search", "s.yaml", "-o", "out")
+    assert code == 1
+    found = json.loads(Path("out/search.json").read_text())
+    least_s = min(read_points(Path("out"))["ttft_s"])
+    assert found["nearest"]["figures"] == {"ttft_s": least_s}
+    assert f"nearest: point {found['nearest']['point']} (link.rtt " in out
+
+
 def test_settings_without_effect_make_no_other_point() -> None:
     """Streaming alone has no schedule: 2 points of it, and 4 of the other system."""
     text = SEARCH.replace("link.rtt: {from: 1 ms, to: 100 ms, log: true}", "system: [stream-only, sparkv]")
