@@ -96,9 +96,9 @@ def _show(result: Mapping[str, Any], shown: pd.DataFrame, n_new: int, scenarios:
     front = result["front"]
     if not front:
         if nearest := result.get("nearest"):
-            settings = ", ".join(f"{key} {value}" for key, value in nearest["settings"].items())
+            chosen = ", ".join(f"{key} {value}" for key, value in nearest["settings"].items())
             figures = ", ".join(f"{metric} {_figure(nearest, metric)}" for metric in nearest["figures"])
-            print(quoted(f"nearest: point {nearest['point']} ({settings}) with {figures}"))
+            print(quoted(f"nearest: point {nearest['point']} ({chosen}) with {figures}"))
         return
     metrics = [objective["metric"] for objective in result["objectives"]]
     metrics += [metric for metric in front[0]["figures"] if metric not in metrics]
