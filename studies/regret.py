@@ -228,4 +228,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # Workers take functions with a cache by the name of their module, which "__main__" is none for them.
+    from regret import main as carry_out
+
+    carry_out()
