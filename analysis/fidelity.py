@@ -7,12 +7,13 @@ happens then.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median, stdev
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from kvferry.analysis.fidelity_quality import quality_beside, quality_of
+from kvferry.analysis.figure_beside import figure_beside
 from kvferry.analysis.metrics import metrics_for
 from kvferry.analysis.occupancy import union
 from kvferry.backends.world import OpenWorld, Say
@@ -103,9 +104,7 @@ def beside(
     }
     ops = _ops_beside(simulated["ops"], [figures["ops"] for figures in measured])
     found = {"metrics": metrics, "ops": ops, "headline": headline, "runs": [figures.get(headline) for figures in runs]}
-    quality = quality_beside(
-        simulated.get("quality", {}), [figures.get("quality", {}) for figures in measured], figure_beside
-    )
+    quality = quality_beside(simulated.get("quality", {}), [figures.get("quality", {}) for figures in measured])
     found |= {"quality": quality} if quality else {}
     return found | _turns_beside(simulated.get("turns", ()), [figures.get("turns", ()) for figures in measured])
 
@@ -177,17 +176,6 @@ def _of_a_load(span: Span, run: Run) -> bool:
 def _length(intervals: tuple[np.ndarray, np.ndarray]) -> float:
     starts, ends = intervals
     return float((ends - starts).sum())
-
-
-def figure_beside(simulated: float, measured: Sequence[float]) -> dict[str, float | None]:
-    """Returns a simulated figure, the median of measured ones, its error and their spread, as ``beside`` has them."""
-    middle = median(measured)
-    return {
-        "simulated": simulated,
-        "measured": middle,
-        "error": simulated / middle - 1 if middle else (0.0 if simulated == middle else None),
-        "spread": stdev(measured) / middle if len(measured) > 1 and middle else None,
-    }
 
 
 def _turns_beside(simulated: Sequence[float], measured: Sequence[Sequence[float]]) -> dict[str, Any]:

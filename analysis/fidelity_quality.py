@@ -1,21 +1,21 @@
 """Quality of decoding in both worlds: what a modelled run knows of it beside what real ones measured."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kvferry.analysis.figure_beside import MARK, figure_beside
 from kvferry.analysis.figures import FIGURES
 from kvferry.pipelines.run import BACKENDS, run_scenario
 from kvferry.specs.scenario import Scenario
 
 Figures = Mapping[str, float]
-Beside = Callable[[float, Sequence[float]], dict[str, Any]]
 
 COUNTED = "counted in both"
 INDICATION = "an indication: measured for the selector, not in this run"
 GENERATED = "of keys that are generated, not the model's"
 NOT_MODELLED = "not modelled"
 _RECALL = "recall_share"
-# What ``live.quality`` measures, and how a modelled run that knows it comes to it.
+# Names each figure that ``live.quality`` measures, and how a modelled run comes to it, if it does.
 _MODELLED = {
     "attended_tokens": COUNTED,
     "attention_mass": INDICATION,
@@ -23,8 +23,6 @@ _MODELLED = {
     **dict.fromkeys(("agreement_share", "kl_nats", "kl_p95_nats", "perplexity", "perplexity_over_full"), NOT_MODELLED),
     **dict.fromkeys(("right_share", "full_attention_right_share"), NOT_MODELLED),
 }
-# Behind an error, where both figures are not of one thing.
-MARK = "~"
 
 
 def quality_of(metrics: Figures) -> dict[str, float]:
@@ -32,16 +30,17 @@ def quality_of(metrics: Figures) -> dict[str, float]:
     return {key: metrics[key] for key in _MODELLED if key in metrics}
 
 
-def quality_beside(simulated: Figures, measured: Sequence[Figures], beside: Beside) -> dict[str, dict[str, Any]]:
-    """Returns each figure that all real runs measured, as `beside` sets it beside the modelled one: ``simulated`` and
-    ``error`` are None where that is not known. ``how`` it is known, and ``alike``: whether both are of one thing."""
+def quality_beside(simulated: Figures, measured: Sequence[Figures]) -> dict[str, dict[str, Any]]:
+    """Returns each figure that all real runs measured, as ``figure_beside`` sets it beside the modelled one:
+    ``simulated`` and ``error`` are None where that is not known. ``how`` it is known, and ``alike``: whether both are
+    of one thing."""
     if not all("agreement_share" in one for one in measured):
         return {}
     keys = [key for key in _MODELLED if all(key in one for one in measured)]
-    return {key: _row(key, simulated.get(key), [one[key] for one in measured], beside) for key in keys}
+    return {key: _row(key, simulated.get(key), [one[key] for one in measured]) for key in keys}
 
 
-def with_recall(scenario: Scenario, quality: Mapping[str, dict[str, Any]], beside: Beside) -> dict[str, dict[str, Any]]:
+def with_recall(scenario: Scenario, quality: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Returns the same with the recall of a modelled run that generates its own keys, where the one that replayed the
     real selections knows none."""
     found = quality.get(_RECALL)
@@ -50,7 +49,7 @@ def with_recall(scenario: Scenario, quality: Mapping[str, dict[str, Any]], besid
     decoded = run_scenario(scenario, open_world=BACKENDS["sim"]).decoded
     if decoded is None or decoded.recall is None:
         return dict(quality)
-    row = _row(_RECALL, decoded.recall, [found["measured"]], beside)
+    row = _row(_RECALL, decoded.recall, [found["measured"]])
     return {**quality, _RECALL: row | {"spread": found["spread"]}}
 
 
@@ -70,8 +69,13 @@ def notes_on(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*lines, *([f"not modelled: {', '.join(unknown)}"] if unknown else [])]
 
 
-def _row(key: str, simulated: float | None, measured: Sequence[float], beside: Beside) -> dict[str, Any]:
+def _row(key: str, simulated: float | None, measured: Sequence[float]) -> dict[str, Any]:
     if simulated is None:
-        return beside(measured[0], measured) | {"simulated": None, "error": None, "alike": False, "how": NOT_MODELLED}
+        return figure_beside(measured[0], measured) | {
+            "simulated": None,
+            "error": None,
+            "alike": False,
+            "how": NOT_MODELLED,
+        }
     how = _MODELLED[key]
-    return beside(simulated, measured) | {"alike": how == COUNTED, "how": how}
+    return figure_beside(simulated, measured) | {"alike": how == COUNTED, "how": how}

@@ -17,7 +17,6 @@ from kvferry.analysis.fidelity import (
     TwoWorlds,
     beside,
     beside_pairs,
-    figure_beside,
     figures_of,
     in_both_worlds,
     summary_of,
@@ -110,7 +109,7 @@ def measure(
         kept_runs = {key: each[: study.runs] if isinstance(each, list) else each for key, each in found.items()}
         errors = _errors(scenario, kept_runs)
         if "quality" in errors:
-            errors["quality"] = with_recall(scenario, errors["quality"], figure_beside)
+            errors["quality"] = with_recall(scenario, errors["quality"])
         rows.append(row | errors)
     first = study.scenarios[0]
     report = {

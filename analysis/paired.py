@@ -52,7 +52,7 @@ class Paired:
     share: float | None = None
     # Of systems that are level at all points: in which figure they differ most, and by what; "": in none.
     apart: str = ""
-    # What tells its courses of chance from each other.
+    # Names what differs between its courses of chance.
     of: str = "seeds and links"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Which rows of a study's table a plot shows: those for which all of its conditions hold."""
+"""Selects the rows of a study's table that a plot shows: all of its conditions hold for each."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def _metrics(search: Search) -> list[str]:
 
 
 def _tried(search: Search, number: int, chosen: Mapping[str, Node]) -> Tried:
-    """What was chosen, as scenarios; or why it makes none."""
+    """Returns the point that these choices make: its scenarios, or why it has none."""
     shown = {key: _shown(node) for key, node in chosen.items()}
     found = Tried(number, shown, system=search.base.system_of(chosen))
     try:

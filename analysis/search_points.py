@@ -1,4 +1,4 @@
-"""Where a search's points come from: all of a small space, or what a sampler learns. None comes twice."""
+"""Gives a search its points: all of a small space, or what a sampler chooses. None comes twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Try = Callable[[int, Mapping[str, Node]], Tried]
 _MOST_REPEATS = 20
 # Points drawn at random of a space without end, once a sampler repeats itself.
 _MOST_DRAWN = 200
-# What is told of a point without figures, so that a sampler learns where none are.
+# Names the constraint that a point without figures breaks, so that a sampler learns to avoid such points.
 _HAS_FIGURES = "has figures"
 
 

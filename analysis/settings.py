@@ -5,7 +5,6 @@ from collections.abc import Collection
 from typing import Any
 
 from kvferry.scenarios.named_files import named_files, portable_name
-from kvferry.specs.link import NoLink
 from kvferry.specs.scenario import Scenario
 
 Scalar = str | float | int | bool
@@ -33,8 +32,8 @@ def settings_of(scenario: Scenario) -> dict[str, Scalar]:
         elif value is not None:
             found[".".join(path)] = value
 
-    dumped = scenario.model_dump()
-    lay_out({key: part for key, part in dumped.items() if key != "link" or not isinstance(scenario.link, NoLink)}, ())
+    dumped = scenario.model_dump(exclude=scenario.unsaid)
+    lay_out(dumped, ())
     for key, path in named_files(dumped).items():
         # One that is gone stays as it was written.
         if path.exists():

@@ -15,7 +15,7 @@ PARTS = 4, 2_500
 # In a process of its own, whose peak memory it is.
 _RUN = """
 import gc, json, resource, sys, time
-from kvferry.cli.entry import YOUNG
+from kvferry.system.garbage import YOUNG
 from kvferry.analysis.metrics import metrics_for
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario

@@ -5,8 +5,7 @@ import os
 import signal
 import threading
 
-# New objects until Python looks for cycles among them: its own 700 come a thousand times while a command starts.
-YOUNG = 100_000
+from kvferry.system.garbage import YOUNG
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -65,8 +65,10 @@ def fidelity(
     _show(report)
 
 
-def _of_turns(row: Mapping[str, Any], percent: Callable[[float | None], str | None]) -> str:
-    """A line on the turns of conversations."""
+def _of_turns(row: Mapping[str, Any]) -> str:
+    """Returns a line on the turns of conversations."""
+    from kvferry.analysis.figure_beside import percent
+
     errors = [abs(turn["error"]) for turn in row["turns"] if turn["error"] is not None]
     return (
         f"{row['name']}: TTFT of {len(row['turns'])} turns, each in the median of its runs: median error"
@@ -76,24 +78,12 @@ def _of_turns(row: Mapping[str, Any], percent: Callable[[float | None], str | No
 
 def _show_quality(rows: Sequence[Mapping[str, Any]]) -> None:
     """Shows nothing where it was not measured."""
-    from kvferry.analysis.fidelity_quality import MARK, notes_on, quality_rows
+    from kvferry.analysis.fidelity_quality import notes_on, quality_rows
+    from kvferry.analysis.figure_beside import shown_beside
     from kvferry.analysis.figures import FIGURES
     from kvferry.cli.table import print_table
-    from kvferry.specs import human
 
-    shown = []
-    for name, key, found in quality_rows(rows):
-        figure, error, spread = human.of_unit(key), found["error"], found["spread"]
-        shown.append(
-            (
-                name,
-                FIGURES[key].label,
-                None if found["simulated"] is None else figure(found["simulated"]),
-                figure(found["measured"]),
-                None if error is None else f"{100 * error:.1f} %{'' if found['alike'] else f' {MARK}'}",
-                None if spread is None else f"{100 * spread:.1f} %",
-            )
-        )
+    shown = [(name, FIGURES[key].label, *shown_beside(key, found).values()) for name, key, found in quality_rows(rows)]
     if shown:
         print_table(("scenario", "quality", "modelled", "measured", "error", "spread"), shown)
         for line in notes_on(rows):
@@ -101,29 +91,18 @@ def _show_quality(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show(report: Mapping[str, Any]) -> None:
+    from kvferry.analysis.figure_beside import percent, shown_beside
     from kvferry.analysis.figures import FIGURES
     from kvferry.cli.table import print_table
     from kvferry.specs import human
     from kvferry.specs.errors import quoted
 
-    def percent(share: float | None) -> str | None:
-        return None if share is None else f"{100 * share:.1f} %"
-
     rows = []
     for row in report["rows"]:
         for key, found in row["metrics"].items():
             if key in (row["headline"], "link_bytes", "overlap", "reuse_rate") or len(report["rows"]) == 1:
-                shown = human.of_unit(key)
-                rows.append(
-                    (
-                        row["name"],
-                        FIGURES[key].label if key in FIGURES else key,
-                        shown(found["simulated"]),
-                        shown(found["measured"]),
-                        percent(found["error"]),
-                        percent(found["spread"]),
-                    )
-                )
+                label = FIGURES[key].label if key in FIGURES else key
+                rows.append((row["name"], label, *shown_beside(key, found).values()))
     columns = ("scenario", "metric", "simulated", "measured", "error", "spread")
     print_table(columns, rows, title=f"{report['study']}: {report['runs']} runs each")
     _show_quality(report["rows"])
@@ -145,7 +124,7 @@ def _show(report: Mapping[str, Any]) -> None:
         print_table(("resource", "op", "simulated", "measured", "mean, simulated", "measured", "error"), ops)
     for row in report["rows"]:
         if "turns" in row:
-            print(_of_turns(row, percent))
+            print(_of_turns(row))
     summary = report["summary"]
     if "error_median" in summary:
         spread = summary["spread_median"]

@@ -13,7 +13,7 @@ def at(env: simpy.Environment, time_s: float) -> simpy.Timeout:
 
 
 def call_off(waited: simpy.Event) -> None:
-    """Nobody waits for this instant any more, and nobody will: a clock that can take it back does."""
+    """Cancels an instant for which nothing waits any more, and nothing will, on a clock that can cancel events."""
     take_back = getattr(waited.env, "call_off", None)
     if take_back is not None:
         take_back(waited)

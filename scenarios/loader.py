@@ -17,7 +17,7 @@ from kvferry.specs.assist import AssistSpec
 from kvferry.specs.base import Spec
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
-from kvferry.specs.link import LinkSpec, NoLink
+from kvferry.specs.link import LinkSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.node import Node, Place, node_of
 from kvferry.specs.runtime import RuntimeSpec
@@ -128,8 +128,8 @@ def _validated(spec: type[AnySpec], tree: Node, complaints: Sequence[Complaint] 
 
 def dump_scenario(scenario: Scenario) -> dict[str, Any]:
     """The resolved scenario as plain values that ``load_scenario`` reads back to an equal one."""
-    dumped = scenario.model_dump(mode="json", by_alias=True)
-    return {key: part for key, part in dumped.items() if key != "link" or not isinstance(scenario.link, NoLink)}
+    dumped: dict[str, Any] = scenario.model_dump(mode="json", by_alias=True, exclude=scenario.unsaid)
+    return dumped
 
 
 def dumped_scenario(dumped: Mapping[str, Any]) -> Scenario:

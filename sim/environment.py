@@ -30,7 +30,7 @@ class Environment(simpy.Environment):  # type: ignore[misc]
         # Most events are to happen at once, behind the ones that were to before: they stand in line beside the heap of
         # thousands that happen later.
         self._at_once: deque[_Entry] = deque()
-        # Events in the heap that nobody waits for, at most.
+        # Counts cancelled events since the heap was last cleared of them; some of these may have passed meanwhile.
         self._called_off = 0
 
     def schedule(self, event: simpy.Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:

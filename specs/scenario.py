@@ -291,6 +291,11 @@ class Scenario(Part):
         return _values({**of_system, **own})
 
     @property
+    def unsaid(self) -> set[str]:
+        """Returns the keys that stand for nothing which a file could say: the link, where there is none."""
+        return {"link"} if isinstance(self.link, NoLink) else set()
+
+    @property
     def context_reuse(self) -> ContextReuseParts:
         """Workload, budget and live settings of a scenario whose workload is of this kind; so below."""
         return self._parts(ContextReuseSpec, ContextReuseBudget, ContextReuseLive)

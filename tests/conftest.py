@@ -18,8 +18,8 @@ import typer.main
 from hypothesis import settings
 
 from kvferry.cli import main as command
-from kvferry.cli.entry import YOUNG
 from kvferry.pipelines.plugins import drop, used
+from kvferry.system.garbage import YOUNG
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 

@@ -15,7 +15,7 @@ selections, keys) are .npz files with the same tag in JSON, see ``traces.arrays`
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -140,6 +140,11 @@ def read_beginning(path: Path) -> tuple[list[str], bool]:
     cut = len(found) > MAX_BYTES
     lines = found[:MAX_BYTES].decode("utf-8", "replace").splitlines()
     return (lines[:-1] if cut and len(lines) > 1 else lines), cut
+
+
+def first_line(lines: Sequence[str]) -> str:
+    """Returns the first line that is not blank, without a byte order mark; "": there is none."""
+    return next((line.strip().lstrip("\ufeff") for line in lines if line.strip()), "")
 
 
 def note_of_cut(path: Path) -> str:

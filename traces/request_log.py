@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.format import MAX_DURATION_S, note_of_cut, read_beginning, read_number
+from kvferry.traces.format import MAX_DURATION_S, first_line, note_of_cut, read_beginning, read_number
 from kvferry.traces.json_lines import MOST_TOKENS, number_at, objects, tokens_at
 from kvferry.traces.request import Request
 
@@ -98,12 +98,9 @@ def _mooncake(path: Path, lines: Sequence[str], question: int) -> _Rows:
     return [*_MOONCAKE], [0, 1, None, 2], found
 
 
-def _first(lines: Sequence[str]) -> str:
-    return next((line.strip().lstrip("\ufeff") for line in lines if line.strip()), "")
-
-
 def _is_mooncake(lines: Sequence[str]) -> bool:
-    return _first(lines).startswith("{") and f'"{_MOONCAKE[1]}"' in _first(lines)
+    first = first_line(lines)
+    return first.startswith("{") and f'"{_MOONCAKE[1]}"' in first
 
 
 def _notes(
@@ -124,7 +121,7 @@ def _notes(
 
 def _check_no_json(path: Path, lines: Sequence[str]) -> None:
     """Raises InputError for logs of conversations, by name where that is known."""
-    first = _first(lines)
+    first = first_line(lines)
     if not first.startswith(("[", "{")):
         return
     what = "ShareGPT's conversations" if first.startswith("[") else "JSON lines"

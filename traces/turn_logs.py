@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.format import MAX_DURATION_S, note_of_cut, read_beginning
+from kvferry.traces.format import MAX_DURATION_S, first_line, note_of_cut, read_beginning
 from kvferry.traces.json_lines import number_at, objects, tokens_at, why_not_json
 from kvferry.traces.request_log import MOST_RECORDED, log_seconds, read_requests
 
@@ -63,7 +63,7 @@ def read_recorded(path: Path) -> Recorded:
 
 
 def _conversations(path: Path, lines: Sequence[str], *, cut: bool) -> Recorded:
-    first = next((line.strip().lstrip("\ufeff") for line in lines if line.strip()), "")
+    first = first_line(lines)
     if first.startswith("["):
         return _sharegpt(path, lines, cut=cut)
     if first.startswith("{"):

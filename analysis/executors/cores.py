@@ -16,6 +16,7 @@ from typing import Any
 from kvferry.analysis.executors.executor import DIED
 from kvferry.analysis.journal import Row
 from kvferry.analysis.point import Point, Work
+from kvferry.system.garbage import YOUNG
 
 # Handed to a worker while it is busy, so that it need not wait for the next.
 _AHEAD = 1
@@ -23,8 +24,6 @@ _AHEAD = 1
 _THREADS = ("OMP", "OPENBLAS", "MKL", "BLIS", "NUMEXPR")
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in _THREADS}
 _LOOK_S = 1.0
-# New objects until Python looks for cycles among them: with its own 700 that takes a tenth of a simulation.
-_YOUNG = 100_000
 # An idle worker ends by itself.
 _IDLE_S = 300
 
@@ -143,7 +142,7 @@ def _begin_worker(parent: int) -> None:
     """Ignore Ctrl-C, which reaches every process of a terminal: the parent answers it. A killed parent cannot end
     its workers, so they look for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.set_threshold(_YOUNG)
+    gc.set_threshold(YOUNG)
 
     def end_with_the_parent() -> None:
         while os.getppid() == parent:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvferry.analysis.fidelity_quality import MARK, notes_on, quality_rows
+from kvferry.analysis.fidelity_quality import notes_on, quality_rows
+from kvferry.analysis.figure_beside import percent, shown_beside
 from kvferry.analysis.figures import FIGURES
-from kvferry.specs import human
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,22 +37,12 @@ def said_of(found: Mapping[str, Any]) -> list[str]:
     if "error_median" in summary and "headline" in summary:
         of = FIGURES[summary["headline"]].label if summary["headline"] in FIGURES else summary["headline"]
         lines.append(
-            f"{of}: median error {_percent(summary['error_median'])}, largest {_percent(summary['error_largest'])};"
+            f"{of}: median error {percent(summary['error_median'])}, largest {percent(summary['error_largest'])};"
             f" {summary['beyond']} beyond 15 % and twice their spread."
         )
     return [*lines, *notes_on(found["rows"]), *map(str, found["remarks"])]
 
 
 def _cells(key: str, one: Mapping[str, Any]) -> dict[str, str]:
-    shown = human.of_unit(key)
-    error = "" if one["error"] is None else _percent(one["error"])
-    return {
-        "modelled": "" if one["simulated"] is None else shown(one["simulated"]),
-        "measured": shown(one["measured"]),
-        "error": error if one.get("alike", True) or not error else f"{error} {MARK}",
-        "spread": "" if one["spread"] is None else _percent(one["spread"]),
-    }
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    shown = {name: text or "" for name, text in shown_beside(key, one).items()}
+    return {"modelled": shown.pop("simulated"), **shown}

@@ -303,7 +303,8 @@ class DecodeState:
 
     def choose_ahead(self, layer: int, changing: BlockRows | None = None) -> None:
         """Chooses what is likely of a layer whose cache is swapped, and of the ones that are like it, without what is
-        `changing`. Where layers are told apart, a call for the first of them chooses for all of them."""
+        `changing`. Of layers that are decided together, the call for the first one chooses for all, and later calls do
+        nothing."""
         staying, token_bytes = self.plan.staying, self.plan.token_bytes
         if not (layers := self.decided_with(layer)):
             return

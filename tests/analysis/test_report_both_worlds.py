@@ -1,4 +1,4 @@
-"""What fidelity found, in a report: figures and quality of both worlds, and what a damaged file is told."""
+"""Reports show what fidelity found: figures and quality of both worlds. A damaged file gets one line."""
 
 import json
 from pathlib import Path

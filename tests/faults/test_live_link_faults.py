@@ -122,8 +122,8 @@ class Device:
 def load(
     system: str, client: CloudClient, stored: list[bytes], harm: Callable[[int], bool] = lambda chunks: False
 ) -> tuple[RequestRecord, Device]:
-    """One request over the context; fails when there is no first token in time. `harm` is told how many chunks are
-    there, and says whether the link is at its end by now."""
+    """Runs one request over the context; fails when there is no first token in time. `harm` is called with the number
+    of chunks that are there, and returns whether the link is at its end by now."""
     context = Context(
         sequence=0,
         model=MODEL,
