@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rounds import Numbers, corrected, found, simulate, write_left_out
+from rounds import Numbers, corrected, found, huber_scale, simulate, write_left_out
 
 from kvferry.machine.ops import DecodeStep
 from kvferry.pipelines.decoding.delays import Delays
@@ -209,12 +209,18 @@ def residuals(printed: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def fitted(known: Sequence[Known], start: Numbers) -> Numbers:
+    """The numbers whose residuals are least by Huber's rule: the scale beyond which a cell pulls linearly follows from
+    the residuals themselves."""
     printed = np.array([one.cell.printed for one in known])
 
     def function(numbers: Numbers) -> np.ndarray:
         return residuals(printed, predicted(known, numbers))
 
-    return found(function, start, BOUNDS, scale=0.05, rounds=40, enough=1e-5, ridge=1e-9)
+    numbers, scale = start, 0.05
+    for _ in range(4):
+        numbers = found(function, numbers, BOUNDS, scale=scale, rounds=40, enough=1e-5, ridge=1e-9)
+        scale = huber_scale(function(numbers))
+    return numbers
 
 
 def orderings(cells: Sequence[Cell], ours: np.ndarray) -> tuple[int, int]:
