@@ -12,6 +12,8 @@ RUNTIME = "runtime"
 # Decoding with weights that a CPU computes with beside the main processor.
 ON_CPU = "decoding on the CPU"
 STORAGE = "storage"
+# In what number format prompts are multiplied with quantised weights.
+PRECISION = "precision"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ def _known(evidence: Mapping[str, Any]) -> Iterator[str]:
             yield f"{where}{one['of']}: {of_what}, a factor of {one['factor']:.2f} up and down{_least(one)}"
     if RUNTIME in evidence:
         yield f"what it comes to on the known runtimes ({', '.join(evidence[RUNTIME]['over'])})"
+    if PRECISION in evidence:
+        yield f"{' or '.join(evidence[PRECISION]['over'])} products of prompts: no rate tells which, each as likely"
     if "runs" in evidence:
         yield f"errors of {evidence['runs']['of']}{_least(evidence['runs'])}"
 

@@ -13,7 +13,7 @@ from kvferry.analysis.repeats import Range
 from kvferry.analysis.reproduction.left_out import LEVEL, By, Spread, known_spread
 from kvferry.analysis.reproduction.storage_errors import storage_spread
 from kvferry.analysis.run_errors import STUDY, run_errors
-from kvferry.analysis.sureness import ON_CPU, RUNTIME, STORAGE, Sureness
+from kvferry.analysis.sureness import ON_CPU, PRECISION, RUNTIME, STORAGE, Sureness
 from kvferry.api.repeats import Watch, unwatched
 from kvferry.api.reruns import Reruns
 from kvferry.machine.ops import DecodeStep
@@ -22,7 +22,7 @@ from kvferry.pipelines.record import Run
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.scenarios.prototypes import by_data_sheet
 from kvferry.sim.costs.bound_by import bound_by
-from kvferry.sim.slowed import slowed, with_slowed_storage
+from kvferry.sim.slowed import in_fp16, slowed, with_slowed_storage
 from kvferry.specs.offload import CPU
 from kvferry.specs.scenario import Scenario
 
@@ -132,13 +132,25 @@ class _Causes:
         spread = self._spread("prefill", "prefill")
         if spread is None:
             return
-        self._add("prefill", spread, lambda key: self._of_whole(key) and not self._of_decoding(key))
+        self._add("prefill", spread, self._speaks_of_prefill)
         if self._reruns.offload is not None and self._first_share < 1 - MOST_UNKNOWN:
             self._not_known["prefill"] = (
                 "weights on their way take more than half of it, and errors of that are not known"
             )
             self._evidence.pop("prefill", None)
             self._effects = [effect for effect in self._effects if effect.name != "prefill"]
+        elif "prefill" in self._evidence:
+            self._precision()
+
+    def _precision(self) -> None:
+        """Where prompts are priced in INT8 at an assumed share, that they are multiplied as slowly as in FP16 is as
+        likely."""
+        other = in_fp16(self._scenario)
+        there = None if other is None else self._reruns.figures(other, PRECISION)
+        if there is not None:
+            self._evidence[PRECISION] = {"over": ["INT8", "FP16"]}
+            choices = {"INT8": self._own, "FP16": there}
+            self._effects.append(effect_of_choices(PRECISION, self._own, choices, self._speaks_of_prefill))
 
     @property
     def _reads(self) -> bool:
@@ -236,11 +248,14 @@ class _Causes:
         if "decoding" in self._evidence and known < 1 - MOST_UNKNOWN:
             self._not_known[path] += ", and it takes more than half of the time"
             self._effects.clear()
-            for part in ("power", "prefill", "decoding", ON_CPU, STORAGE, RUNTIME):
+            for part in ("power", "prefill", PRECISION, "decoding", ON_CPU, STORAGE, RUNTIME):
                 self._evidence.pop(part, None)
 
     def _of_decoding(self, key: str) -> bool:
         return key in _OF_DECODING or (key in _OF_RATE and self._scenario.measure == "decode")
+
+    def _speaks_of_prefill(self, key: str) -> bool:
+        return self._of_whole(key) and not self._of_decoding(key)
 
     def _of_whole(self, key: str) -> bool:
         """Whether prefill has a part in a figure, or may have one, as decoding does."""

@@ -2,13 +2,14 @@
 
 from typing import get_args
 
+from kvferry.sim.costs.peaks import multiplies_in_int8, share_of
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.engine import Kernel
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.storage import StorageSpec
 
 # Kernels of prefill; the others are of decoding.
-PREFILL: frozenset[Kernel] = frozenset({"gemm", "attention", "sparse_attention", "svd"})
+PREFILL: frozenset[Kernel] = frozenset({"gemm", "product", "attention", "sparse_attention", "svd"})
 
 
 def slowed(
@@ -25,14 +26,27 @@ def slowed(
 
 
 def _slowed(processor: ProcessorSpec, decoding: float, prefill: float) -> ProcessorSpec:
-    reached = {kernel: processor.efficiency.get(kernel, processor.default_efficiency) for kernel in get_args(Kernel)}
+    reached = {kernel: share_of(processor, kernel) for kernel in get_args(Kernel)}
     times = {kernel: prefill if kernel in PREFILL else decoding for kernel in reached}
+    in_int8 = processor.int8_gemm
     return processor.model_copy(
         update={
+            "int8_gemm": in_int8 and in_int8.model_copy(update={"efficiency": min(1.0, in_int8.efficiency / prefill)}),
             "efficiency": {kernel: min(1.0, share / times[kernel]) for kernel, share in reached.items()},
             **{key: decoding * getattr(processor, key) for key in ("dispatch_s", "layer_s", "step_s")},
         }
     )
+
+
+def in_fp16(scenario: Scenario) -> Scenario | None:
+    """Returns the scenario with a main processor that multiplies prompts with quantised weights in 16 bits; None where
+    it does so anyway."""
+    device = scenario.device
+    main = device.processors[device.main]
+    if not multiplies_in_int8(main, scenario.model):
+        return None
+    processors = {**device.processors, device.main: main.model_copy(update={"int8_gemm": None})}
+    return scenario.model_copy(update={"device": device.model_copy(update={"processors": processors})})
 
 
 def with_slowed_storage(scenario: Scenario, factor: float) -> Scenario:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from kvferry.specs.base import BadKey, Spec
-from kvferry.specs.engine import VENDOR, EngineSpec, Kernel, Share, UnpackSpec, with_engine
+from kvferry.specs.engine import VENDOR, EngineSpec, Int8GemmSpec, Kernel, Share, UnpackSpec, with_engine
 from kvferry.specs.heat import BatterySpec, HeatSpec
 from kvferry.specs.power_mode import PowerModeSpec, in_power_mode
 from kvferry.specs.storage import Slowdown, StorageSpec
@@ -47,8 +47,9 @@ class ProcessorSpec(Spec):
     """One processor: peak rates, how much of them each kind of kernel reaches, and what it draws."""
 
     kind: Literal["gpu", "cpu", "npu"]
-    # Dense, in 16 bits, of matrix units where it has such.
+    # Dense, in 16 bits, of matrix units where it has such; and in INT8, where an engine uses it.
     flop_per_s: FlopPerS
+    int8_flop_per_s: FlopPerS | None = None
     # Instructions that its schedulers begin, counted once for each lane; None: unpacking weights hides behind reading.
     instruction_per_s: InstructionsPerS | None = None
     bytes_per_s: Bandwidth
@@ -63,6 +64,7 @@ class ProcessorSpec(Spec):
     step_s: Seconds = 0.0
     # What unpacking quantised weights takes in decoding; the longer of it and of reading them counts. None: it hides.
     unpack: UnpackSpec | None = None
+    int8_gemm: Int8GemmSpec | None = None
     # On top of it for a layer of decoding that is launched kernel by kernel, as an eager runtime does where it must
     # look at every layer; whole steps and prefill are captured or long enough to hide it. This and the two below are
     # there where they were measured on the device; where none of them is, a runtime says them (specs/runtime.py).
@@ -313,9 +315,9 @@ class DeviceSpec(Spec):
         if not isinstance(value, dict):
             return value
         # The vendor is for the choice of engines (scenarios/engine_hardware.py), the other name for listings.
-        own = {key: part for key, part in value.items() if key not in ("vendor", "by_data_sheet")}
-        value, engine = in_power_mode(_with_bandwidth(_with_decompressor(own))), value.get("engine")
-        return with_engine(value, engine) if isinstance(engine, dict) else value
+        value, engine = in_power_mode(_with_bandwidth(_with_decompressor(value))), value.get("engine")
+        used = with_engine(value, engine) if isinstance(engine, dict) else value
+        return {key: part for key, part in used.items() if key not in ("vendor", "by_data_sheet")}
 
     @property
     def runtime_bytes(self) -> float:

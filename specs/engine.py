@@ -11,9 +11,11 @@ from kvferry.specs.weight_format import WeightFormatName
 
 # Kernel kinds: what an efficiency belongs to. Never a system. "attention" is dense prefill attention,
 # "sparse_attention" the block-sparse one with its mask derivation, "decode_attention" one new token's, "gather" copies
-# of KV. "unsplit_attention" is a new token's where one block of threads reads all KV of a sequence and head.
+# of KV. "unsplit_attention" is a new token's where one block of threads reads all KV of a sequence and head. "gemm"
+# multiplies prompts with weights, "product" what is no weight of a layer, and as fast where nothing else is said.
 Kernel = Literal[
     "gemm",
+    "product",
     "gemv",
     "attention",
     "sparse_attention",
@@ -36,6 +38,14 @@ class UnpackSpec(Spec):
     row_instructions: float = Field(default=0.0, ge=0, le=1e7)
 
 
+class Int8GemmSpec(Spec):
+    """Multiplies prompts with quantised weights as INT8, activations quantised too. ``efficiency``: the share of the
+    peak in INT8; ``vendors``: whose hardware has such kernels."""
+
+    efficiency: Share
+    vendors: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1, max_length=100)
+
+
 class EngineOnProcessor(Spec):
     """Shares of the peaks that kernels reach, and fixed costs, on every processor of one kind; the meaning of each key
     is that of ``ProcessorSpec``."""
@@ -46,6 +56,7 @@ class EngineOnProcessor(Spec):
     layer_s: Seconds = 0.0
     step_s: Seconds = 0.0
     unpack: UnpackSpec | None = None
+    int8_gemm: Int8GemmSpec | None = None
 
 
 class EngineSpec(Spec):
@@ -84,6 +95,8 @@ def with_engine(device: Mapping[str, Any], engine: Mapping[str, Any], replace: b
         numbers = by_kind.get(kind) if isinstance(kind, str) else None
         if not isinstance(numbers, dict):
             continue
+        if not _has_kernels(numbers.get("int8_gemm"), device.get("vendor")):
+            numbers = {key: value for key, value in numbers.items() if key != "int8_gemm"}
         theirs = EngineOnProcessor.model_fields if replace else ()
         own = {key: value for key, value in processor.items() if key not in theirs}
         processors[name] = {**numbers, **own}
@@ -94,3 +107,9 @@ def with_engine(device: Mapping[str, Any], engine: Mapping[str, Any], replace: b
             if said is not None:
                 sources[f"processors.{name}.{key}"] = f"engine {engine.get('name')}: {said}"
     return {**device, "processors": processors, "sources": sources, "engine": dict(engine)}
+
+
+def _has_kernels(int8_gemm: Any, vendor: Any) -> bool:
+    """Returns whether a device of this vendor, if it says one, multiplies in INT8."""
+    vendors = int8_gemm.get("vendors") if isinstance(int8_gemm, dict) else None
+    return vendor is None or not isinstance(vendors, list | tuple) or vendor in vendors

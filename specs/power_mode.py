@@ -13,6 +13,7 @@ class ProcessorInMode(Spec):
     """What a mode changes of a processor; the meaning of each key is that of ``ProcessorSpec``. None: nothing."""
 
     flop_per_s: FlopPerS | None = None
+    int8_flop_per_s: FlopPerS | None = None
     instruction_per_s: InstructionsPerS | None = None
     bytes_per_s: BytesPerS | None = None
     idle_w: Watts | None = None

@@ -87,7 +87,7 @@ class LayerArithmetic:
         pair_flop = self.pair_flop if expands else self.new_pair_flop
         works: list[Work] = [("gather", 0, copied * n_bytes)] if copied else []
         if expands and self.expansion_flop:
-            works.append(("gemm", batch * tokens * self.expansion_flop, 0))
+            works.append(("product", batch * tokens * self.expansion_flop, 0))
         return [*works, (kernel.reads, batch * tokens * pair_flop, kernel.attended(self.model) * n_bytes)]
 
     def routed(self, batch: Number) -> Work:

@@ -208,7 +208,7 @@ def _decompose(a: Arithmetic, op: Decompose) -> list[Work]:
 def _cluster(a: Arithmetic, op: Cluster) -> list[Work]:
     # Every round compares each key with the centroids of its own head: a product, as prefill has them.
     products = KMEANS_ROUNDS * op.batch * op.tokens * op.clusters * a.key_width
-    return [("gemm", 2 * products, KMEANS_ROUNDS * op.batch * op.tokens * a.score_bytes)]
+    return [("product", 2 * products, KMEANS_ROUNDS * op.batch * op.tokens * a.score_bytes)]
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------
@@ -335,4 +335,4 @@ def _bookkeep(a: Arithmetic, op: Bookkeep) -> list[Work]:
 @priced(Reconstruct)
 def _reconstruct(a: Arithmetic, op: Reconstruct) -> list[Work]:
     keys = op.batch * op.tokens
-    return [("gemm", 2 * keys * op.rank * a.key_width, keys * a.score_bytes)]
+    return [("product", 2 * keys * op.rank * a.key_width, keys * a.score_bytes)]

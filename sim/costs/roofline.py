@@ -9,6 +9,7 @@ from kvferry.machine.ops import Number, Op
 from kvferry.sim.cost import Cost
 from kvferry.sim.costs.arithmetic import Work
 from kvferry.sim.costs.op_rules import Arithmetic, OpRule, rule_of
+from kvferry.sim.costs.peaks import flop_per_s, share_of
 from kvferry.sim.costs.unpacking import unpacking_s_per_byte
 from kvferry.specs.device import ProcessorSpec
 from kvferry.specs.engine import Kernel
@@ -19,8 +20,8 @@ class Roofline:
     """Duration = fixed cost of the layers + sum over works of max(flop / rate, bytes / bandwidth); what the host does
     meanwhile, where that takes longer.
 
-    Rates are the processor's peaks times the efficiency of the work's kernel kind. The queue, not the roofline, adds
-    ``dispatch_s`` and the effect of background load. On a processor with compiled shapes, prefill
+    Rates are the processor's peaks (sim/costs/peaks.py) times the efficiency of the work's kernel kind. The queue, not
+    the roofline, adds ``dispatch_s`` and the effect of background load. On a processor with compiled shapes, prefill
     runs the next larger shape, or several of the largest.
     """
 
@@ -32,11 +33,10 @@ class Roofline:
         self._s_per_flop: dict[Kernel, float] = {}
         self._s_per_byte: dict[Kernel, float] = {}
         for kernel in get_args(Kernel):
-            efficiency = processor.efficiency.get(kernel, processor.default_efficiency)
-            self._s_per_flop[kernel] = 1 / (processor.flop_per_s * efficiency)
-            self._s_per_byte[kernel] = 1 / (processor.bytes_per_s * efficiency)
-        share = processor.efficiency.get("gemv", processor.default_efficiency)
-        self._s_per_byte["gemv"] = max(self._s_per_byte["gemv"], unpacking_s_per_byte(processor, model) / share)
+            self._s_per_flop[kernel] = 1 / flop_per_s(processor, model, kernel)
+            self._s_per_byte[kernel] = 1 / (processor.bytes_per_s * share_of(processor, kernel))
+        unpacking_s = unpacking_s_per_byte(processor, model) / share_of(processor, "gemv")
+        self._s_per_byte["gemv"] = max(self._s_per_byte["gemv"], unpacking_s)
 
     def cost(self, op: Op) -> Cost:
         """Seconds on an idle processor, and bytes of memory traffic, of one op with plain numbers."""

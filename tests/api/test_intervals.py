@@ -93,6 +93,28 @@ def test_with_rates_of_prefill_the_first_token_has_an_interval(known: dict[str, 
         assert found.envelope["evidence"]["not_known"] == lacking
 
 
+def test_the_first_token_s_interval_holds_products_in_int8_and_in_fp16(known: dict[str, Spread | None]) -> None:
+    """Prefill of either kind that is known exactly: the ends are both kinds. Where it is known less well, the interval
+    holds both."""
+    card = ["device=rtx-4090", "model=llama-3.1-8b", "precision.weights=q4_k_m", "workload.output=4"]
+    in_fp16 = "device={extends: rtx-4090, processors: {gpu: {int8_flop_per_s: null}}}"
+    other = run("decode", [in_fp16, *card[1:]], intervals=False).metrics
+    known |= {"prefill": Spread({name: [1e-9] for name in "abcd"}, "made up"), "reading": None, "power": RATES}
+    exact = run("decode", card)
+    ttft_s = exact.metrics["ttft_s"]
+    assert 1.5 * ttft_s < other["ttft_s"] < 2 * ttft_s  # twice the rate, but for attention and the first step
+    assert exact.intervals["ttft_s"] == pytest.approx((ttft_s, other["ttft_s"]), rel=1e-6)
+    assert "tpot_s" not in exact.intervals and other["tpot_s"] == pytest.approx(exact.metrics["tpot_s"])
+    assert exact.envelope["evidence"]["precision"] == {"over": ["INT8", "FP16"]}
+    assert any("INT8 or FP16 products of prompts" in line for line in exact.remarks)
+    known["prefill"] = Spread({name: [0.1] for name in "abcd"}, "made up")
+    low, high = run("decode", card).intervals["ttft_s"]
+    assert low < ttft_s < other["ttft_s"] < high
+    # With weights of 16 bits nothing is open.
+    known["prefill"] = Spread({name: [1e-9] for name in "abcd"}, "made up")
+    assert "precision" not in run("decode", [*card[:2], "precision.weights=bf16", card[3]]).envelope["evidence"]
+
+
 def test_a_rate_with_prefill_has_an_interval_of_both_parts(known: dict[str, Spread | None]) -> None:
     """Prefill that is known exactly leaves what decoding makes of the whole; what is not known leaves no interval."""
     of_whole = {"end_to_end_tokens_per_s", "throughput_tokens_per_s", "seconds_per_token"}
@@ -301,13 +323,13 @@ def test_weights_elsewhere_are_run_for_a_few_tokens_at_each_end(monkeypatch: pyt
     whole = pipelines.run_whole
     monkeypatch.setattr(pipelines, "run_whole", noting)
     ours = api.intervals_at(scenario, before)
-    assert [output for output, _ in ran] == 6 * [4]
+    assert [output for output, _ in ran] == 7 * [4]
     # Fewer tokens would leave room for more layers.
     offload = offload_of(scenario)
     assert offload is not None and {spec.layers for _, spec in ran} == {offload.layers}
     monkeypatch.setattr(reruns, "_FIRST_TOKENS", 1000)
     theirs = api.intervals_at(scenario, before)
-    assert [output for output, _ in ran[6:]] == 6 * [64]
+    assert [output for output, _ in ran[7:]] == 7 * [64]
     assert ours.keys() == theirs.keys()
     for key, ends in theirs.items():
         # The largest of few gaps is not that of all.

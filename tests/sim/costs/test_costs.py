@@ -142,7 +142,7 @@ def test_choosing_before_the_pass_and_assigning_by_hand() -> None:
 
 def test_clusters_are_made_in_eight_rounds_of_comparing_by_hand() -> None:
     # 2 sequences of 7 keys of 10 numbers of 2 B, each compared with 3 centroids.
-    assert WORK(Cluster(2, tokens=7, clusters=3, layer=0)) == [("gemm", 2 * 8 * 2 * 7 * 3 * 10, 8 * 2 * 7 * 10 * 2)]
+    assert WORK(Cluster(2, tokens=7, clusters=3, layer=0)) == [("product", 2 * 8 * 2 * 7 * 3 * 10, 8 * 2 * 7 * 10 * 2)]
 
 
 def test_an_op_without_a_price_is_refused_by_its_name() -> None:
@@ -292,7 +292,7 @@ def test_transformers_brings_a_latent_cache_up_in_every_step_by_hand() -> None:
     for kernel in (FLASH, EAGER):
         assert LATENT_WORK(DecodeAttention(2, 7, kernel=kernel)) == [
             ("gather", 0, (2 + 1 + 4.5) * 2 * 7 * 16),
-            ("gemm", 2 * 7 * 2 * 6 * 4 * 7, 0),
+            ("product", 2 * 7 * 2 * 6 * 4 * 7, 0),
             ("unsplit_attention", 2 * 7 * 2 * 4 * 9, 4.5 * 2 * 7 * 16),
         ]
         assert kernel.decode_bytes(LATENT, 20) == (1 + 4.5) * 20 * 16
