@@ -102,7 +102,7 @@ class Question:
         try:
             return load(described, [*asked, *self.settings, *further])
         except InputError as error:
-            raise self._spoken(error) from None
+            raise _by_arguments(error, self.described["device"]) from None
 
     @property
     def _chosen(self) -> set[str]:
@@ -136,21 +136,7 @@ class Question:
         try:
             return load(dict(self.described), self.plain_settings)
         except InputError as error:
-            raise self._spoken(error) from None
-
-    def _spoken(self, error: InputError) -> InputError:
-        """The error by names of arguments: what is described was put together here, and has no file."""
-        arguments = {
-            "link.trace": "link",
-            "link.rate": "link",
-            "precision.weights": "weights",
-            "budget.memory": "memory",
-        }
-        if not isinstance(self.described["device"], str):
-            arguments["device.storage"] = "storage"
-        lines = str(error).replace("(mapping): ", "").replace("--set device.storage=", "--storage ").split("\n")
-        named = (line.partition(":") for line in lines)
-        return InputError("\n".join(f"{arguments.get(key, key)}{colon}{rest}" for key, colon, rest in named))
+            raise _by_arguments(error, self.described["device"]) from None
 
     @property
     def plain_settings(self) -> list[str]:
@@ -205,6 +191,21 @@ class Question:
         if limit is None:
             return replace(self, memory=None)
         return replace(self, limits=tuple(one for one in self.limits if one is not limit))
+
+
+def _by_arguments(error: InputError, device: Any) -> InputError:
+    """The error by names of arguments: what is described was put together here, and has no file."""
+    arguments = {
+        "link.trace": "link",
+        "link.rate": "link",
+        "precision.weights": "weights",
+        "budget.memory": "memory",
+    }
+    if not isinstance(device, str):
+        arguments["device.storage"] = "storage"
+    lines = str(error).replace("(mapping): ", "").replace("--set device.storage=", "--storage ").split("\n")
+    named = (line.partition(":") for line in lines)
+    return InputError("\n".join(f"{arguments.get(key, key)}{colon}{rest}" for key, colon, rest in named))
 
 
 def _written(value: Any) -> str:

@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvferry.analysis.equal_memory import unequal_memory
-from kvferry.analysis.figures import less_is_better
 from kvferry.analysis.folder import comparison_pictures, write_comparison
-from kvferry.analysis.intervals import SURE, beats
 from kvferry.analysis.paired import Paired, paired
 from kvferry.analysis.quality import lower_quality
 from kvferry.analysis.remarks import remarks_on
 from kvferry.analysis.study_plots import chance_of
 from kvferry.analysis.sureness import how_sure
-from kvferry.analysis.tables import UNCLEAR, UNSURE, Ranges, compare_table, unclear_of
+from kvferry.analysis.tables import UNCLEAR, Ranges, compare_table, unclear_of
 from kvferry.api.comparable import Comparable, VariantsSource, comparable, with_seeds
 from kvferry.api.html import Picture, table_html, table_text
 from kvferry.api.intervals import sureness_of
+from kvferry.api.order import Order
 from kvferry.api.repeats import Watch, carry_out, check_runs, unwatched
 from kvferry.api.result import Result
 from kvferry.api.scenario import Settings, Source
@@ -29,7 +27,6 @@ from kvferry.api.written import written
 from kvferry.backends.world import Say
 from kvferry.pipelines.workload import Progress
 from kvferry.pipelines.workloads import WORKLOADS
-from kvferry.specs import human
 from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 
@@ -82,7 +79,7 @@ class Comparison:
     def unclear(self) -> set[str]:
         """The systems that cannot be told from a better one, marked ``~``."""
         metrics = {name: one.metrics for name, one in self.results.items()}
-        return self._unsure | (unclear_of(metrics, self._ranges, self.headline) if self._several else set())
+        return self._order.unsure | (unclear_of(metrics, self._ranges, self.headline) if self._several else set())
 
     @cached_property
     def remarks(self) -> list[str]:
@@ -97,26 +94,15 @@ class Comparison:
         return [*self.without_effect, *ended, *failed, *remarks_on(runs, same), *known]
 
     @cached_property
+    def _order(self) -> Order:
+        return Order(self.results, self.headline)
+
+    @property
     def beats(self) -> dict[str, dict[str, float]]:
         """By system and other system the share of samples in which it has the better figure of the metric that the
         workload is about, where one of the two has an interval there. What both rest on is the same for both in each
         sample."""
-        key = self.headline
-        known = {
-            name: (one.metrics[key], () if one.sureness is None else one.sureness.effects)
-            for name, one in self.results.items()
-            if one.outcome == "done" and one.metrics.get(key, 0) > 0
-        }
-        open_to_doubt = {name for name in known if key in self.results[name].intervals}
-        return {
-            one: {
-                other: beats(key, known[one], known[other])
-                for other in known
-                if other != one and open_to_doubt & {one, other}
-            }
-            for one in known
-            if open_to_doubt
-        }
+        return self._order.beats
 
     @cached_property
     def pairs(self) -> list[Paired]:
@@ -153,11 +139,11 @@ class Comparison:
             title=self.scenario.name,
             outcomes=dict.fromkeys(self.failed, "failed") | {name: one.outcome for name, one in self.results.items()},
             ranked_by=self.headline,
-            notes=self._notes(self._several),
+            notes=_notes(self.results, self._order, self.scenario.workload.kind, several=self._several),
             width=width,
             ranges=self._ranges if self._several else None,
             intervals={name: one.intervals for name, one in self.results.items()},
-            unsure=self._unsure,
+            unsure=self._order.unsure,
         )
 
     def write(
@@ -199,73 +185,48 @@ class Comparison:
         return {name: ends for name, one in self.results.items() if (ends := one.ranges)}
 
     @property
-    def _ranked(self) -> list[str]:
-        """Systems of which it is known how sure their order is, best first."""
-        return sorted(
-            self.beats, key=lambda name: self.results[name].metrics[self.headline] * (-1 if self._more else 1)
-        )
-
-    @property
-    def _more(self) -> bool:
-        return not less_is_better(self.headline)
-
-    @property
-    def _unsure(self) -> set[str]:
-        """Systems that one above them beats in too few samples."""
-        ranked = self._ranked
-        return {
-            name
-            for n, name in enumerate(ranked)
-            if any(self.beats[above].get(name, 1.0) < SURE for above in ranked[:n])
-        }
-
-    def _sure_notes(self) -> list[str]:
-        ranked = self._ranked
-        pairs = [
-            f"{one} beats {other} in {human.percent(self.beats[one][other])}"
-            for one, other in pairwise(ranked)
-            if other in self.beats[one]
-        ]
-        by = ", found at the first seed," if self._several else ","
-        return [f"of all samples of what is not known exactly{by} {'; '.join(pairs)}. {UNSURE}"] if pairs else []
-
-    @property
     def _envelopes(self) -> dict[str, dict[str, object]]:
         return {name: one.envelope for name, one in self.results.items()}
 
-    def _notes(self, several: bool) -> list[str]:
-        """What figures of systems do not say by themselves."""
-        import numpy as np
 
-        from kvferry.codecs.sizes import CODECS
+def _notes(results: Mapping[str, Result], order: Order, workload: str, *, several: bool) -> list[str]:
+    """What figures of systems do not say by themselves."""
+    notes = _of_regret(results, workload)
+    if several:
+        runs = max(len(one.runs) for one in results.values())
+        if any(one.scenarios for one in results.values()):
+            same = "~: its range meets that of a system above it; the pairs compare them seed by seed"
+            notes.append(f"medians of up to {runs} seeds; {same}")
+        else:
+            notes.append(f"medians of up to {runs} runs, taken in turns; {UNCLEAR}")
+    notes += order.notes(several=several)
+    done = {name: one for name, one in results.items() if one.outcome == "done"}
+    unequal = unequal_memory(
+        {name: one.metrics for name, one in done.items()}, {name: one.scenario for name, one in done.items()}
+    )
+    notes += [] if unequal is None else [unequal]
+    for name, of in results.items():
+        # Of figures that are not there, nothing is to be noted.
+        own = of.run.notes if of.outcome in ("done", "interrupted") else ()
+        notes += [f"{name}: {one}" for one in (*of.run.faults, *own)]
+    return notes
 
-        one_chunk, table = np.ones((1, 1, 1)), WORKLOADS[self.scenario.workload.kind].systems
-        systems = {
-            name: table[one.scenario.system].with_policies(one.scenario.policy_values)
-            for name, one in self.results.items()
-            if "regret" in one.metrics
-        }
-        codecs = {name: system.codec for name, system in systems.items() if system.codec is not None}
-        by_level = [name for name, codec in codecs.items() if len(CODECS[codec](one_chunk, 1).level_scale) > 1]
-        notes = [f"regret of {', '.join(by_level)}: against the bound at the smallest encoding"] if by_level else []
-        if several:
-            runs = max(len(one.runs) for one in self.results.values())
-            if any(one.scenarios for one in self.results.values()):
-                same = "~: its range meets that of a system above it; the pairs compare them seed by seed"
-                notes.append(f"medians of up to {runs} seeds; {same}")
-            else:
-                notes.append(f"medians of up to {runs} runs, taken in turns; {UNCLEAR}")
-        notes += self._sure_notes()
-        done = {name: one for name, one in self.results.items() if one.outcome == "done"}
-        unequal = unequal_memory(
-            {name: one.metrics for name, one in done.items()}, {name: one.scenario for name, one in done.items()}
-        )
-        notes += [] if unequal is None else [unequal]
-        for name, of in self.results.items():
-            # Of figures that are not there, nothing is to be noted.
-            own = of.run.notes if of.outcome in ("done", "interrupted") else ()
-            notes += [f"{name}: {one}" for one in (*of.run.faults, *own)]
-        return notes
+
+def _of_regret(results: Mapping[str, Result], workload: str) -> list[str]:
+    """Says which systems' regret is against the bound at the smallest encoding."""
+    import numpy as np
+
+    from kvferry.codecs.sizes import CODECS
+
+    one_chunk, table = np.ones((1, 1, 1)), WORKLOADS[workload].systems
+    systems = {
+        name: table[one.scenario.system].with_policies(one.scenario.policy_values)
+        for name, one in results.items()
+        if "regret" in one.metrics
+    }
+    codecs = {name: system.codec for name, system in systems.items() if system.codec is not None}
+    by_level = [name for name, codec in codecs.items() if len(CODECS[codec](one_chunk, 1).level_scale) > 1]
+    return [f"regret of {', '.join(by_level)}: against the bound at the smallest encoding"] if by_level else []
 
 
 def compare(

@@ -295,10 +295,6 @@ class WholeWorld:
     """Base of a World that is all its parts by itself."""
 
     @property
-    def crowd(self) -> Self:
-        return self
-
-    @property
     def rates(self) -> Self:
         return self
 

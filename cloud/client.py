@@ -8,32 +8,20 @@ time is taken from the model. Proxies and passwords in the environment are ignor
 """
 
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from urllib.parse import quote
 
 from kvferry.cloud.chunk_ids import write_ids
-from kvferry.cloud.http_answer import MAY_PASS, HttpAnswer, Unusable
-from kvferry.cloud.kept_connections import KeptConnections
-from kvferry.cloud.patience import Patience, one_line
-from kvferry.cloud.store import MOST_TABLE_BYTES, DamagedStore, Index, StoredModel
+from kvferry.cloud.requests import Requests
+from kvferry.cloud.store import DamagedStore, Index, StoredModel
 from kvferry.cloud.watched_sockets import Moving
 from kvferry.machine.ops import Chunks
-from kvferry.specs.errors import InputError, LinkDown
+from kvferry.specs.errors import LinkDown
 from kvferry.system.aligned_memory import aligned_memory
 from kvferry.system.checksum import crc32
 
 # Memory for payloads is taken in pieces of this size: several large pages, and a moment of a fast link.
 _ROOM_BYTES = 2**24
-
-
-class WrongToken(InputError):
-    """The server needs a token, or another one."""
-
-
-# The trace has ended, the store was replaced, the store is damaged: asking again would bring the same.
-_FINAL = (410, 412, 500)
 
 
 class CloudClient:
@@ -57,21 +45,15 @@ class CloudClient:
         attempts: int = 4,
         away_s: float = 2.0,
     ) -> None:
-        self.url, self._names = url, names
-        self._attempts, self._away_s = attempts, away_s
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise InputError("a token has letters, digits and signs only")
-        self._connections = KeptConnections(url, timeout_s)
-        self._headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {token}"} if token else {})
+        self.url, self._names, self._attempts = url, names, attempts
+        self._requests = Requests(url, token, timeout_s, attempts, away_s)
         self._opened: dict[str, tuple[Index, str]] = {}
-        # Whether the server has answered anything but a refusal: a token that it knew then is no mistake of the user's.
-        self._let_in = False
         self._lock = threading.Lock()
         self._room = _Room()
 
     def contexts(self) -> list[str]:
         """The names of the contexts in the cloud. Raises LinkDown, InputError."""
-        return self._get("/contexts")[0].decode().splitlines()
+        return self._requests.ask("/contexts")[0].decode().splitlines()
 
     def index(self, name: str, model: StoredModel | None = None) -> Index:
         """A context's index, fetched once. With a model, raises InputError when the store was made for another.
@@ -86,26 +68,17 @@ class CloudClient:
     def connect(self, connections: int) -> None:
         """Open connections until there are this many, so that fetches which begin together do not wait for them. Stops
         at the first that cannot be opened; a later fetch will try again."""
-        self._connections.open(connections)
+        self._requests.connections.open(connections)
 
     def restart_replay(self) -> None:
         """Restart the trace of the server's link. Raises LinkDown, InputError."""
-        self._get("/replay", "POST")
+        self._requests.ask("/replay", "POST")
 
     def put(self, name: str, content: bytes, index: Index) -> None:
         """Has the server keep a whole store, whose index is known from then on. Raises LinkDown, InputError."""
-        patience, path = Patience(self.url, self._attempts, self._away_s), f"/contexts/{quote(name, safe='')}"
-        while True:
-            try:
-                with self._answer("PUT", path, {}, None, content) as answer:
-                    answer.whole(0)
-                    tag = answer.response.headers.get("etag", "*")
-            except MAY_PASS as error:
-                time.sleep(patience.pause_s(error))
-            else:
-                with self._lock:
-                    self._opened[name] = index, tag
-                return
+        _, tag = self._requests.ask(f"/contexts/{quote(name, safe='')}", "PUT", content, most_bytes=0)
+        with self._lock:
+            self._opened[name] = index, tag
 
     def fetch(self, chunks: Chunks, request: int | None, moving: Moving) -> memoryview:
         """The encoded chunks, one after the other, each with the checksum of its index.
@@ -119,7 +92,7 @@ class CloudClient:
         ids, lengths = chunks.ids, index.lengths_of(chunks.ids, chunks.level)
         context = f"/contexts/{quote(name, safe='')}/chunks?level={chunks.level}&ids="
         payload = self._room.take(sum(lengths))
-        self._download(context + write_ids(ids), tag, payload, request, moving)
+        self._requests.download(context + write_ids(ids), tag, payload, request, moving)
         end = 0
         for i, length, checksum in zip(ids, lengths, index.checksums_of(ids, chunks.level), strict=True):
             chunk = payload[end : end + length]
@@ -129,13 +102,13 @@ class CloudClient:
                     return payload[:0]
                 if crc32(chunk) == checksum:
                     break
-                self._download(f"{context}{i}", tag, chunk, request, moving)
+                self._requests.download(f"{context}{i}", tag, chunk, request, moving)
             else:
                 raise LinkDown(f"{self.url}: chunk {i} of context {name!r} keeps coming in damaged")
         return payload.toreadonly()
 
     def close(self) -> None:
-        self._connections.close()
+        self._requests.connections.close()
 
     def __enter__(self) -> "CloudClient":
         return self
@@ -146,75 +119,12 @@ class CloudClient:
     def _open(self, name: str) -> tuple[Index, str]:
         with self._lock:
             if name not in self._opened:
-                table, tag = self._get(f"/contexts/{quote(name, safe='')}/index")
+                table, tag = self._requests.ask(f"/contexts/{quote(name, safe='')}/index")
                 try:
                     self._opened[name] = Index.from_bytes(table), tag
                 except DamagedStore as error:
                     raise DamagedStore(f"{self.url}: context {name!r}: {error}") from None
             return self._opened[name]
-
-    def _get(self, path: str, method: str = "GET") -> tuple[bytes, str]:
-        """The whole body of a short answer, and its ETag."""
-        patience = Patience(self.url, self._attempts, self._away_s)
-        while True:
-            try:
-                with self._answer(method, path, {}, None) as answer:
-                    return answer.whole(MOST_TABLE_BYTES), answer.response.headers.get("etag", "*")
-            except MAY_PASS as error:
-                time.sleep(patience.pause_s(error))
-
-    def _download(self, path: str, tag: str, into: memoryview, request: int | None, moving: Moving) -> None:
-        """Fill this memory, over as many connections as it takes. Stops early once `moving` is set."""
-        headers = {"if-match": tag} | ({} if request is None else {"kvferry-flow": str(request)})
-        n_bytes, have = len(into), 0
-        patience = Patience(self.url, self._attempts, self._away_s)
-        while have < n_bytes and not moving.is_set():
-            before = have
-            try:
-                with self._answer("GET", path, headers | {"range": f"bytes={have}-"}, moving) as answer:
-                    response = answer.response
-                    if response.headers.get("content-range") != f"bytes {have}-{n_bytes - 1}/{n_bytes}":
-                        raise Unusable("its answer is another part than was asked for")
-                    if response.length != n_bytes - have:
-                        raise Unusable("its answer has another length than was asked for")
-                    with self._connections.watched.while_(answer.connected, moving):
-                        for came in answer.filling(into[have:]):
-                            have += came
-                            moving.moved(came)
-            except MAY_PASS as error:
-                patience.came(have - before)
-                if not moving.is_set():
-                    moving.wait(patience.pause_s(error))
-
-    @contextmanager
-    def _answer(
-        self, method: str, path: str, headers: dict[str, str], moving: Moving | None, body: bytes = b""
-    ) -> Iterator[HttpAnswer]:
-        """The server's answer to this request. A refusal raises what it means."""
-        with self._connections.answer(method, path, self._headers | headers, moving, body) as answer:
-            self._check(answer, known="if-match" in headers)
-            yield answer
-
-    def _check(self, answer: HttpAnswer, known: bool) -> None:
-        """Raise what a refusal means, with its words. `known`: the server has had what is asked for."""
-        response = answer.response
-        if response.status < 300:
-            self._let_in = True
-            return
-        words = one_line(answer.words()) or one_line(f"{response.status} {response.reason}")
-        text = f"{self.url}: {words}"
-        # Where it has given before, that still counts, and what is missing is computed.
-        if response.status in (401, 403) and self._let_in:
-            raise LinkDown(f"{self.url} lets nobody in any more: {words}")
-        if response.status in _FINAL:
-            raise LinkDown(text)
-        if known and response.status < 500:
-            raise LinkDown(f"{self.url} gives no more: {response.status} {words}")
-        if response.status == 401:
-            raise WrongToken(text)
-        if response.status < 500:
-            raise InputError(text)
-        raise Unusable(text)
 
 
 class CloudGone:

@@ -3,20 +3,22 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Condition, Lock
+from threading import Condition
 from typing import Any
 
 import numpy as np
 
-from kvferry.disk.block_sums import BlockSums, blocks_of, changed_block
+from kvferry.disk.block_sums import BlockSums, blocks_of
 from kvferry.disk.opened_file import (
     BLOCK_BYTES,
     Commands,
     StorageError,
     StorageFile,
     StorageFull,
+    inside,
     make_room,
 )
+from kvferry.disk.parts_of_blocks import PartsOfBlocks
 from kvferry.disk.threads import Threads
 from kvferry.machine.ops import Extents
 from kvferry.specs.errors import InputError
@@ -24,8 +26,6 @@ from kvferry.system.aligned_memory import Buffers, address, aligned_memory
 
 __all__ = ["BLOCK_BYTES", "Data", "Storage", "StorageError", "StorageFull", "aligned_memory"]
 
-# Data that is not aligned in memory is copied in portions of this size to be written.
-_COPIED_BYTES = 32 << 20
 _MOST_COMMAND_BYTES = 1 << 30
 
 
@@ -121,10 +121,8 @@ class Storage:
         except BaseException:
             self._file.close()
             raise
-        # For reads, and for what is copied to be written.
-        self._buffers, self._copies = Buffers(), Buffers()
-        # Held while blocks at the edges of extents are read, changed and written.
-        self._edges = Lock()
+        self._buffers = Buffers()
+        self._parts = PartsOfBlocks(self._file, self._threads, self._block, command_bytes, sums)
         self._under_way, self._closed = 0, False
         self._ended = Condition()
 
@@ -145,7 +143,7 @@ class Storage:
 
     def read(self, extents: Extents) -> Data:
         """The bytes of these extents. Raises StorageError when the file was cut, or does not hold what was written."""
-        offsets, lengths = self._inside(extents)
+        offsets, lengths = inside(self.path, self.size_bytes, extents)
         before = offsets % self._block
         sizes = np.where(lengths, -(-(before + lengths) // self._block) * self._block, 0)
         ends = np.cumsum(sizes)
@@ -155,7 +153,7 @@ class Storage:
             commands = Commands.of(offsets - before, ats, sizes, self._command_bytes)
             self._threads.run(commands, memory, writing=False)
             if self._sums is not None:
-                self._check(self._sums, blocks_of(offsets - before, sizes), memory)
+                self._parts.check(blocks_of(offsets - before, sizes), memory)
         return Data(memory, ats + before, lengths, lambda: self._buffers.give_back(memory))
 
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:
@@ -166,7 +164,7 @@ class Storage:
         source = memoryview(data).cast("B")
         if len(source) != extents.n_bytes:
             raise InputError(f"{extents.n_bytes} bytes are to be written to {self.path}, and {len(source)} were given")
-        offsets, lengths = self._inside(extents)
+        offsets, lengths = inside(self.path, self.size_bytes, extents)
         ats = np.cumsum(lengths) - lengths
         heads = np.minimum(-offsets % self._block, lengths)
         bodies = (lengths - heads) // self._block * self._block
@@ -176,14 +174,14 @@ class Storage:
                 _record(self._sums, offsets + heads, ats + heads, bodies, source)
             whole = Commands.of(offsets + heads, ats + heads, bodies, self._command_bytes)
             if whole.sizes.size and ((whole.ats + address(source)) % self._block).any():
-                self._write_copied(whole, source)
+                self._parts.write_copied(whole, source)
             else:
                 self._threads.run(whole, source, writing=True)
             edges = [Commands.of(offsets, ats, heads, self._block)]
             edges += [Commands.of(offsets + heads + bodies, ats + heads + bodies, tails, self._block)]
             for each in edges:
                 for offset, at, n_bytes in each.one_by_one():
-                    self._write_edge(offset, source[at : at + n_bytes])
+                    self._parts.write_edge(offset, source[at : at + n_bytes])
             # A write behind a cut makes the file longer again, with zeros between.
             self._file.check_size()
 
@@ -218,63 +216,6 @@ class Storage:
             with self._ended:
                 self._under_way -= 1
                 self._ended.notify_all()
-
-    def _inside(self, extents: Extents) -> tuple[np.ndarray, np.ndarray]:
-        offsets, lengths = extents.arrays
-        if len(offsets):
-            # Seen as unsigned, negative numbers are too large.
-            outside = (lengths.view(np.uint64) > self.size_bytes) | (
-                offsets.view(np.uint64) > (self.size_bytes - lengths).view(np.uint64)
-            )
-            first = int(outside.argmax())
-            if outside[first]:
-                raise StorageError(
-                    f"{self.path} has {self.size_bytes} bytes; "
-                    f"{lengths[first]} at offset {offsets[first]} do not lie inside"
-                )
-        return offsets, lengths
-
-    def _check(self, sums: BlockSums, blocks: np.ndarray, memory: memoryview) -> None:
-        """Raise StorageError unless these blocks, which lie in memory one after the other, are as they were written."""
-        for place in sums.changed(blocks, memory[: len(blocks) * BLOCK_BYTES]).tolist():
-            block, there = blocks[place : place + 1], memory[place * BLOCK_BYTES :][:BLOCK_BYTES]
-            offset = int(block[0]) * BLOCK_BYTES
-            # Another thread may just have been writing a part of this block that was not asked for.
-            with self._edges:
-                self._file.fill(there, offset, 0, BLOCK_BYTES)
-                if sums.changed(block, there).size:
-                    raise changed_block(self.path, offset, any(there))
-
-    def _write_copied(self, whole: Commands, source: memoryview) -> None:
-        """Write from memory that is not aligned to blocks, by way of memory that is."""
-        copy = self._copies.take(max(_COPIED_BYTES, self._command_bytes))
-        try:
-            portions = np.cumsum(whole.sizes) // (len(copy) - self._command_bytes + 1)
-            for portion in np.unique(portions):
-                part = Commands(*(column[portions == portion] for column in whole))
-                ats = np.cumsum(part.sizes) - part.sizes
-                for to, (_, at, n_bytes) in zip(ats.tolist(), part.one_by_one(), strict=True):
-                    copy[to : to + n_bytes] = source[at : at + n_bytes]
-                self._threads.run(part._replace(ats=ats), copy, writing=True)
-        finally:
-            self._copies.give_back(copy)
-
-    def _write_edge(self, offset: int, data: memoryview) -> None:
-        """Write a part of one block."""
-        inside = offset % self._block
-        with self._edges:
-            block = self._copies.take(self._block)
-            try:
-                whole, number = block[: self._block], np.array([offset // self._block])
-                self._file.fill(block, offset - inside, 0, self._block)
-                if self._sums is not None and self._sums.changed(number, whole).size:
-                    raise changed_block(self.path, offset - inside, any(whole))
-                block[inside : inside + len(data)] = data
-                if self._sums is not None:
-                    self._sums.record(number, whole)
-                self._file.put(block, offset - inside, 0, self._block)
-            finally:
-                self._copies.give_back(block)
 
 
 def _record(sums: BlockSums, offsets: np.ndarray, ats: np.ndarray, sizes: np.ndarray, source: memoryview) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvferry.disk.block_sums import BlockSums, changed_block
 from kvferry.disk.direct_storage import Data
-from kvferry.disk.opened_file import BLOCK_BYTES, StorageError, file_system, make_room
+from kvferry.disk.opened_file import BLOCK_BYTES, StorageError, file_system, inside, make_room
 from kvferry.machine.ops import Extents
 from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.errors import InputError
@@ -179,14 +179,7 @@ class MappedStorage:
             raise StorageError(
                 f"{self.path} has {now} bytes; it had {self.size_bytes} when it was mapped and has been cut"
             )
-        offsets, lengths = extents.arrays
-        outside = (offsets < 0) | (lengths < 0) | (lengths > self.size_bytes - offsets)
-        if outside.any():
-            first = int(outside.argmax())
-            raise StorageError(
-                f"{self.path} has {self.size_bytes} bytes; "
-                f"{lengths[first]} at offset {offsets[first]} do not lie inside"
-            )
+        inside(self.path, self.size_bytes, extents)
 
     def _pace(self, began_s: float, n_bytes: int, writes: bool) -> None:
         """Wait until the profile's device would have moved this many bytes, as faults do: a read-ahead at a time."""

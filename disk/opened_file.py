@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvferry.machine.ops import Extents
 from kvferry.specs.errors import InputError, KvferryError
 from kvferry.system.aligned_memory import aligned_memory
 
@@ -43,6 +44,22 @@ class Commands(NamedTuple):
     def one_by_one(self) -> Iterator[tuple[int, int, int]]:
         """Offset, place and size of each command, as Python numbers."""
         return zip(self.offsets.tolist(), self.ats.tolist(), self.sizes.tolist(), strict=True)
+
+
+def inside(path: Path, size_bytes: int, extents: Extents) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the extents' offsets and lengths. Raises StorageError for one that does not lie inside the file."""
+    offsets, lengths = extents.arrays
+    if len(offsets):
+        # Seen as unsigned, negative numbers are too large.
+        outside = (lengths.view(np.uint64) > size_bytes) | (
+            offsets.view(np.uint64) > (size_bytes - lengths).view(np.uint64)
+        )
+        first = int(outside.argmax())
+        if outside[first]:
+            raise StorageError(
+                f"{path} has {size_bytes} bytes; {lengths[first]} at offset {offsets[first]} do not lie inside"
+            )
+    return offsets, lengths
 
 
 class StorageFile:

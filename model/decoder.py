@@ -49,8 +49,8 @@ class Decoder:
     def token_ids(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Prompts of one length as int64[prompts, tokens]. Raises InputError for ids that the model does not have."""
         ids = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.long, device=self.device)
-        if ids.min() < 0 or ids.max() >= self.vocabulary:
-            raise InputError(f"token ids must lie in 0..{self.vocabulary - 1}")
+        if not ids.numel() or ids.min() < 0 or ids.max() >= self.vocabulary:
+            raise InputError(f"token ids must be at least one, and lie in 0..{self.vocabulary - 1}")
         return ids
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:

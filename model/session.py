@@ -20,7 +20,7 @@ from kvferry.model.kv import NotReady, SessionKv
 from kvferry.model.models import window_of
 from kvferry.model.request_session import step
 from kvferry.specs.errors import InputError, KvferryError
-from kvferry.traces.chunks import CHUNK_TOKENS
+from kvferry.traces.chunks import CHUNK_TOKENS, token_chunks
 
 
 def cache_of(kv: SessionKv) -> DynamicCache:
@@ -113,10 +113,10 @@ class Session:
         rotary: Rotary | None = None,
     ) -> None:
         self.decoder = decoder_of(model, latent=False)
-        self.context = self._ids(context)
+        self.context = self.decoder.token_ids([context])
         if chunk_tokens < 1:
             raise InputError(f"chunks need at least one token each, not {chunk_tokens}")
-        tokens = [min(chunk_tokens, len(context) - start) for start in range(0, len(context), chunk_tokens)]
+        tokens = token_chunks(len(context), chunk_tokens)
         self.kv = kv or new_kv(self.decoder, tokens, room)
         if self.kv.tokens != tuple(tokens):
             raise InputError("the buffers to use again are those of another context")
@@ -185,7 +185,7 @@ class Session:
 
         The question first, then token by token what is decoded. Raises NotReady while the context is incomplete.
         """
-        ids = self._ids(tokens)
+        ids = self.decoder.token_ids([tokens])
         if self._cache is None:
             self._cache = self.cache()
             self._behind = _InRoom(self.kv, self._cache, self.context[0].tolist())
@@ -207,7 +207,7 @@ class Session:
             if settings.get(setting, 1) != 1:
                 raise InputError(f"{setting}={settings[setting]}: a session decodes one sequence")
         self._cache = None
-        ids = torch.cat([self.context, self._ids(question)], dim=1)
+        ids = torch.cat([self.context, self.decoder.token_ids([question])], dim=1)
         answered = self.decoder.model.generate(
             ids, attention_mask=torch.ones_like(ids), past_key_values=self.cache(), **settings
         )
@@ -238,12 +238,6 @@ class Session:
             most = window_of(self.decoder.model.config) or self.kv.capacity
             self._rotary = self.decoder.rotary(max(tokens, min(self.kv.capacity, most)))
         return self._rotary
-
-    def _ids(self, tokens: Sequence[int]) -> torch.Tensor:
-        ids = torch.tensor([list(tokens)], dtype=torch.long)
-        if not ids.numel() or ids.min() < 0 or ids.max() >= self.decoder.vocabulary:
-            raise InputError(f"token ids must be at least one, and lie in 0..{self.decoder.vocabulary - 1}")
-        return ids.to(self.decoder.device)
 
 
 def new_kv(decoder: Decoder, tokens: Sequence[int], room: int, spare: SessionKv | None = None) -> SessionKv:

@@ -4,15 +4,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import simpy
 
 from kvferry.backends.world import World
 from kvferry.machine.machine import Lease, Refused
 from kvferry.machine.ops import Prefill
-from kvferry.pipelines.loading.context import Context
-from kvferry.pipelines.loading.load import ContextLoad
-from kvferry.pipelines.loading.stage import LoadingStage, OnStorage, price_s
+from kvferry.pipelines.loading.stage import LoadingStage, price_s
 from kvferry.pipelines.record import TurnRecord
 from kvferry.pipelines.workload import Infeasible
 from kvferry.policies.decode.spans import Spans
@@ -20,12 +17,12 @@ from kvferry.policies.keep.eviction import Block, eviction
 from kvferry.policies.keep.kept import Kept, Room
 from kvferry.sessions.answering import Answered, AnswerStage, Ask
 from kvferry.sessions.bound import wait_bound
+from kvferry.sessions.bringing import Bringing
 from kvferry.sessions.forecast import Forecast
 from kvferry.sessions.found import Found
 from kvferry.sessions.keeping import Keeping
 from kvferry.sessions.room import block_bytes_of
 from kvferry.sessions.systems import SessionSystem
-from kvferry.sim.storage_curve import StorageCurves
 from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.units import shown_size
@@ -54,15 +51,14 @@ class SessionDevice:
         link_bytes_per_s: float,
         uses_cloud: bool,
     ) -> None:
-        self._world, self._scenario, self._system = world, scenario, system
+        self._world, self._scenario = world, scenario
         self.machine, self._stage, self._block = world.machine, stage, turns.block
         self._forecast = Forecast(turns)
         self._estimate_s = price_s(scenario, scenario.costs.estimate)
         available = world.rates.available.rate_at
-        self._loading = LoadingStage(scenario, system.loading, link_bytes_per_s, self._estimate_s, available)
-        self._bound = wait_bound(world, scenario, system, stage, turns, self._loading, uses_cloud)
-        # Seconds per block of loads so far, and by place what computing a block takes.
-        self._load_s, self._loaded = 0.0, 0
+        loading = LoadingStage(scenario, system.loading, link_bytes_per_s, self._estimate_s, available)
+        self._bound = wait_bound(world, scenario, system, stage, turns, loading, uses_cloud)
+        # By place, what computing a block takes.
         self._computed_s: dict[int, float] = {}
         flash_bytes = stage.flash_bytes(turns.block)
         policy = eviction(system.evict, regain_s=self._regain_s, next_use=self._forecast.next_use)
@@ -71,7 +67,9 @@ class SessionDevice:
         # Blocks that turns so far have left, wherever they are now, or that were there before.
         self._existing = set(stored)
         between_turns, block_bytes = world.content.between_turns, block_bytes_of(scenario, turns)
-        self._keeping = Keeping(self.machine, between_turns, kept, block_bytes, flash_bytes)
+        self.keeping = Keeping(self.machine, between_turns, kept, block_bytes, flash_bytes)
+        to_memory, reads, storage = stage.works_on == "memory", system.loading.reads, scenario.device.storage
+        self._bringing = Bringing(world, loading, self.keeping, storage, turns.block, to_memory=to_memory, reads=reads)
 
     def _regain_s(self, block: Block) -> float:
         """What it takes to have a block again that is nowhere on the device."""
@@ -79,25 +77,21 @@ class SessionDevice:
             op = Prefill(self._block, block.place * self._block)
             self._computed_s[block.place] = float(self._estimate_s(op))
         computed_s = self._computed_s[block.place]
-        in_cloud = self._loaded and "cloud" in self._keeping.kept.places(block.id)
-        return min(computed_s, self._load_s / self._loaded) if in_cloud else computed_s
+        load_s = self._bringing.load_s if "cloud" in self.keeping.kept.places(block.id) else None
+        return computed_s if load_s is None else min(computed_s, load_s)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Returns what a reader of the turns' figures should know."""
-        full, cut = self._keeping.full, self._keeping.cut
+        full, cut = self.keeping.full, self.keeping.cut
         found = [] if full is None else [f"what had no room on flash was not kept: {full}"]
         return (*found, *([] if cut is None else [f"what did not reach the cloud was not kept there: {cut}"]))
-
-    def all_sent(self) -> Generator[simpy.Event, Any, None]:
-        """Waits until what turns have left for the cloud is there."""
-        yield from self._keeping.all_sent()
 
     # --- a turn --------------------------------------------------------------------------------------------------
 
     def turn(self, turn: Turn, number: int, arrival_s: float) -> Generator[simpy.Event, Any, Told]:
         """A SimPy process. Raises OutOfMemory."""
-        env, keeping = self.machine.env, self._keeping
+        env, keeping = self.machine.env, self.keeping
         began_s, written_bytes = env.now, keeping.written_bytes
         yield from keeping.all_sent()
         keeping.adopt(turn.blocks, number)
@@ -106,7 +100,7 @@ class SessionDevice:
         self._check_storage(turn, ask)
         lease = yield from self._room_for(turn, ask)
         pages = self._pages(turn, found)
-        load = yield from self._got(turn, found, number, pages)
+        load = yield from self._bringing.bring(turn, found, number, pages)
         got_s, answered = env.now, Answered()
         lease.release()
         yield from self._stage.run(self._world, ask, answered)
@@ -138,7 +132,7 @@ class SessionDevice:
             units_read=0 if load is None else load.units_read,
             attention=answered.attention,
             said_by_cloud=answered.came,
-            **self._brought(found, load),
+            **self._bringing.tokens(found, load),
             streamed_bytes=0.0 if load is None else load.streamed_bytes,
             written_bytes=keeping.written_bytes - written_bytes,
             kept_memory_bytes=keeping.memory_bytes,
@@ -151,14 +145,6 @@ class SessionDevice:
         least_s = None if self._bound is None else self._bound.least_s(turn, number, arrival_s, self._existing)
         self._existing.update(turn.leaves)
         return least_s
-
-    def _brought(self, found: Found, load: ContextLoad | None) -> dict[str, float]:
-        """Tokens by the path over which their KV came."""
-        whole = len(found.comes_from("flash")) - len(self._read_in_parts(found))
-        if load is None:
-            return {"read": self._block * whole}
-        token = self._block / (load.progress.problem.layers * load.progress.problem.columns_per_chunk)
-        return {"read": self._block * whole + token * load.units_read, "streamed": token * load.units_streamed}
 
     def _asked(self, turn: Turn, found: Found, number: int) -> Ask:
         known, tokens = turn.prompt - found.computed, self._block
@@ -187,7 +173,7 @@ class SessionDevice:
     def _room_for(self, turn: Turn, ask: Ask) -> Generator[simpy.Event, Any, Lease]:
         """Memory for the turn while its context comes: what it takes is there then. Raises OutOfMemory."""
         wanted_bytes = self._stage.memory_bytes(ask)
-        yield from self._keeping.make_room(wanted_bytes, turn.blocks)
+        yield from self.keeping.make_room(wanted_bytes, turn.blocks)
         lease = self.machine.memory.reserve(wanted_bytes, "kv")
         if isinstance(lease, Refused):
             lacks = f"take {shown_size(wanted_bytes, up=True)} of memory, {shown_size(lease.free_bytes)} are free"
@@ -200,55 +186,7 @@ class SessionDevice:
         if self._stage.works_on != "flash":
             return ()
         there = [turn.blocks[n] if "flash" in places else None for n, places in enumerate(found.blocks)]
-        return self._keeping.lay_out([*there, *[None] * (pages_of(turn, self._block) - len(there))])
-
-    def _got(
-        self, turn: Turn, found: Found, number: int, pages: Sequence[int]
-    ) -> Generator[simpy.Event, Any, ContextLoad | None]:
-        """What lies in the cloud alone is loaded, and beside it comes from flash what is to be in memory: as a whole,
-        or, where the loader reads, as a part of the load."""
-        env, waits, load = self.machine.env, list[simpy.Event](), None
-        began_s = env.now
-        in_parts = self._read_in_parts(found)
-        from_flash = found.comes_from("flash") if self._stage.works_on == "memory" else []
-        whole = [turn.blocks[n] for n in from_flash if n not in in_parts]
-        loaded = sorted({*found.comes_from("cloud"), *in_parts})
-        self._world.content.between_turns.begin(number, whole, pages)
-        if whole:
-            waits.append(self._keeping.read(whole, number))
-        if loaded:
-            stored = self._world.content.stored(number)
-            context = self._loading.context(stored, number, np.array(loaded))
-            self._loading.processor_from_s = env.now + self.machine.observe(self._loading.pace.window_s).starting_s
-            load = self._loading.begin(self.machine, context, number, self._on_storage(turn, found, loaded, context))
-            waits.append(load.done)
-        if waits:
-            yield env.all_of(waits)
-        if load is not None:
-            self._load_s, self._loaded = self._load_s + env.now - began_s, self._loaded + len(loaded)
-        return load
-
-    def _read_in_parts(self, found: Found) -> set[int]:
-        """Returns the blocks on flash that are a part of the load. Behind one that is nowhere they can only be read."""
-        if not self._system.loading.reads or self._stage.works_on != "memory":
-            return set()
-        return {n for n in found.comes_from("flash") if n < found.gap}
-
-    def _on_storage(self, turn: Turn, found: Found, blocks: list[int], context: Context) -> OnStorage | None:
-        """What a loader that reads finds on flash of these blocks of a prompt; None: nothing, or it does not read."""
-        lies = self._read_in_parts(found)
-        if lies.isdisjoint(blocks):
-            return None
-        storage, in_cloud = self._scenario.device.storage, set(found.lies_in("cloud"))
-        assert storage is not None
-        parts = self._keeping.parts([turn.blocks[n] for n in blocks], context.stream_bytes.shape)
-        reads, each_bytes = self._loading.pace.reads_ahead, parts.longest_bytes
-        return OnStorage(
-            read_bytes=parts.n_bytes,
-            extents=parts.extents,
-            bytes_per_s=reads * each_bytes / StorageCurves(storage).equal_s(reads, each_bytes),
-            in_cloud=np.array([n in in_cloud for n in blocks]),
-        )
+        return self.keeping.lay_out([*there, *[None] * (pages_of(turn, self._block) - len(there))])
 
 
 def pages_of(turn: Turn, block: int) -> int:

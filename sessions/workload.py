@@ -132,7 +132,7 @@ class SessionFlow:
             users.append(env.process(self._user(device, queue, stream, first)))
             first += len(stream)
         yield env.all_of(users)
-        yield from device.all_sent()
+        yield from device.keeping.all_sent()
 
     def _user(self, device: SessionDevice, queue: simpy.Resource, stream: Stream, first: int) -> Process:
         env = device.machine.env

@@ -25,6 +25,11 @@ MAX_ENTROPY_BITS = 4.0
 _MOST_KEPT_UNITS = 65_536
 
 
+def token_chunks(tokens: int, chunk_tokens: int) -> list[int]:
+    """Returns the tokens of each token chunk of a context; the last may be partial."""
+    return [min(chunk_tokens, tokens - start) for start in range(0, tokens, chunk_tokens)]
+
+
 @dataclass(frozen=True, eq=False)
 class ChunkTrace:
     """Per chunk (t, l, h), each of shape [T, L, H], unless said otherwise.

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import simpy
 
@@ -102,6 +102,10 @@ class LiveWorld(WholeWorld):
     @property
     def between_turns(self) -> KvBetweenTurns:
         return self.parts.between_turns
+
+    @property
+    def crowd(self) -> Self:
+        return self
 
     @property
     def devices(self) -> list[LiveMachine]:

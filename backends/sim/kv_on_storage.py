@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kvferry.backends.needs import KvOnStorage
 from kvferry.backends.sim.machine_parts import SimParts
+from kvferry.backends.sim.op_answers import OpAnswers
 from kvferry.backends.world import Inputs
 from kvferry.machine.answers import Selection
 from kvferry.machine.ops import Selecting
@@ -29,10 +30,12 @@ def with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) ->
     entries = keys if isinstance(keys, IndexedKeys) else None
     return SimParts(
         device=scenario.device,
-        selections=entries or selections(scenario, need, inputs),
-        clusters=keys if isinstance(keys, ClusteredKeys) else inputs.clusters,
+        answers=OpAnswers(
+            entries or selections(scenario, need, inputs),
+            keys if isinstance(keys, ClusteredKeys) else inputs.clusters,
+            None if entries is None else entries.attended,
+        ),
         keys=keys,
-        attended=None if entries is None else entries.attended,
         mapped=None if mapped is None else (need.sizes.layout.file_bytes, mapped),
     )
 

@@ -2,55 +2,32 @@
 
 import copy
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
 
 import simpy
 
-from kvferry.machine.answers import Answer, Selection
+from kvferry.backends.sim.hardware import Hardware, Queue
+from kvferry.backends.sim.op_answers import NO_ANSWERS, OpAnswers
 from kvferry.machine.channel import Channel
 from kvferry.machine.handling import Forget, Handling
 from kvferry.machine.machine import Facts, Outside
 from kvferry.machine.memory import BudgetedPool
-from kvferry.machine.ops import Chunks, DecodeAttention, Decompress, Extents, KvRef, Op, Selecting
-from kvferry.machine.span import Span, Tell
+from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
+from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.tiers import moved
 from kvferry.sim.access import Access, Late, access_over
-from kvferry.sim.bus import MemoryBus
 from kvferry.sim.channel import Switchboard
-from kvferry.sim.contention import Contention
 from kvferry.sim.costs.cost_model import Builder
-from kvferry.sim.costs.roofline import Roofline
 from kvferry.sim.display import SimDisplay
-from kvferry.sim.energy import EnergyMeter
 from kvferry.sim.foresight import Foresight
-from kvferry.sim.heat import Heat
 from kvferry.sim.paged_storage import PagedStorage
-from kvferry.sim.processor import Processor
-from kvferry.sim.slowed_queue import CopyQueue, Decompressor
 from kvferry.sim.storage import Storage
-from kvferry.sim.storage_curve import CurveStorage
-from kvferry.sim.storage_models import storage_of
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import InputError
 from kvferry.specs.model import ModelSpec
-from kvferry.specs.storage import StorageSpec
 from kvferry.specs.tier import Tier
-from kvferry.traces.cluster_answers import Clusters, OfClusters
-from kvferry.traces.critical_tokens import CriticalTokens
 from kvferry.traces.rate import RateTrace
-
-
-class Answers(Protocol):
-    """Answers to ops that choose, as SimMachine takes them."""
-
-    @property
-    def selections(self) -> Callable[[Selecting], Selection] | None: ...
-    @property
-    def clusters(self) -> Clusters | None: ...
-    @property
-    def attended(self) -> Callable[[DecodeAttention], None] | None: ...
 
 
 class SimMachine:
@@ -58,14 +35,10 @@ class SimMachine:
     `held` by name.
 
     `name` is this instance's, by which peers open channels to it; devices of one profile have different ones.
-
     `access`: its way to the network, where it shares it with others; None: `link`, which is its own.
-
     `weights_refused` says why they are not, when the model does not fit: nothing should be run then. `load` is the
-    background load of processors by name. `selections` answers Select and Retrieve ops from a recorded or generated
-    stream, or by keys, `clusters` answers ops on clusters of keys, and `attended` is called with each attention op; the
-    processor alone says how long they take. `mapped`: the KV's file is mapped into memory, its size and what of it may
-    be there. The main processor starts to load its graph when anything is first asked of the machine.
+    background load of processors by name. `mapped`: the KV's file is mapped into memory, its size and what of it may be
+    there. The main processor starts to load its graph when anything is first asked of the machine.
     """
 
     def __init__(
@@ -83,9 +56,7 @@ class SimMachine:
         load: Mapping[str, RateTrace] | None = None,
         memory_bytes: float | None = None,
         held: Mapping[str, float] | None = None,
-        selections: Callable[[Selecting], Selection] | None = None,
-        clusters: Clusters | None = None,
-        attended: Callable[[DecodeAttention], None] | None = None,
+        answers: OpAnswers = NO_ANSWERS,
         mapped: tuple[float, float] | None = None,
         tell: Tell = lambda span: None,
         env: simpy.Environment | None = None,
@@ -107,125 +78,27 @@ class SimMachine:
             self.access = access_over(self.env, link, uplink, rtt_s, device.network, tell, late)
         # What fetches come over, and messages to it.
         self.link = None if self.access is None else self.access.down
-        mean_bytes_per_s = 0.0 if self.link is None else self.link.trace.mean()
-        slowdown = device.slowdown_at(mean_bytes_per_s)
-        contention = Contention(slowdown) if device.contention else None
-        self._slowdown, self._loaded = slowdown, bool(load)
-        bus = MemoryBus(memory.bytes_per_s) if memory.unified else None
-        self.heat = None if device.heat is None else Heat(device.heat, self._drawn_j)
-        self.processors = {
-            name: Processor(
-                self.env,
-                name,
-                spec,
-                # A cost model may need what only the main processor's profile describes.
-                (costs if name == device.main else Roofline)(spec, model).cost,
-                (load or {}).get(name),
-                bus,
-                tell,
-                contention,
-                self.heat,
-            )
-            for name, spec in device.processors.items()
-        }
-        self._main = self.processors[device.main]
-        self.decompressor = Decompressor(self.env, device.decompressor, tell, contention)
-        # On unified memory there is nothing to copy: a queue that takes no time and tells nothing.
-        self._copies = (
-            CopyQueue(self.env, math.inf, 0.0, lambda span: None)
-            if memory.copy_bytes_per_s is None
-            else CopyQueue(
-                self.env,
-                memory.copy_bytes_per_s,
-                memory.copy_latency_s,
-                tell,
-                contention=contention,
-                gathered=memory.gathered,
-            )
-        )
-        self.storage = _storage(self.env, device.storage, tell, mapped, contention)
-        if contention is not None:
-            for path in (*self.processors.values(), self.decompressor, self._copies, self.storage):
-                if path is not None:
-                    contention.watch(path.resource, path.busy)
-            if self.link is not None:
-                contention.watch("link", self.link.busy)
-        self._switchboard = switchboard or Switchboard(self.env)
-        self._tell = tell
-        self._selections, self._clusters, self._attended = selections, clusters, attended
-        self.energy = self._energy_meter()
+        self._hardware = hardware = Hardware(self.env, device, model, costs, self.access, load or {}, mapped, tell)
+        self.processors, self._main, self.storage = hardware.processors, hardware.main, hardware.storage
+        self.heat, self.energy = hardware.heat, hardware.energy
+        self._switchboard, self._answers = switchboard or Switchboard(self.env), answers
         self._nothing = simpy.Event(self.env)
         self._nothing._ok, self._nothing._value, self._nothing.callbacks = True, None, None
 
-    def _energy_meter(self) -> EnergyMeter:
-        meter = EnergyMeter(self.device.base_w)
-        storing = None if self.storage is None else self.storage.busy
-        for name, spec in self.device.processors.items():
-            # Only the processor that a run computes on has threads that wait.
-            waiting_w = spec.waiting_w if name == self.device.main else None
-            busy = self.processors[name].busy
-            work_s = None if self.heat is None else self.heat.work_s
-            meter.add(name, spec.idle_w, spec.active_w, busy, waiting_w=waiting_w, waits_for=storing, work_s=work_s)
-        meter.add("decompress", 0.0, self.device.decompressor.active_w, self.decompressor.busy)
-        if self.storage is not None and self.storage.spec.active_w is not None:
-            meter.add("storage", self.storage.spec.idle_w, self.storage.spec.active_w, self.storage.busy)
-        network = self.device.network
-        ways = () if self.access is None else (self.access.down.busy, self.access.up.busy)
-        meter.add("network", network.idle_w, network.active_w, *ways)
-        return meter
-
-    def _drawn_j(self, from_s: float, until_s: float) -> float:
-        return sum(self.energy.energy_j(until_s, from_s).values())
-
     @property
     def foresight(self) -> Foresight | None:
-        """What decoding steps with KV on storage can be calculated from. None where something else may slow the main
-        processor or the storage, such as heat, or where nothing is selected."""
-        stream = self._selections
-        if (
-            self._loaded
-            or self.heat is not None
-            or not self.device.memory.unified
-            or not isinstance(self.storage, CurveStorage)
-        ):
-            return None
-        if stream is None and self._clusters is None:
-            return None
-        chosen = stream.at if isinstance(stream, CriticalTokens) else None
-        main = self.device.main
-        beside, reads_beside = (
-            1 / self._slowdown.get(path, {}).get(other, 1.0) for path, other in ((main, "storage"), ("storage", main))
-        )
-        return Foresight(self._answer, chosen, self._main, self.storage, beside, reads_beside)
+        return self._hardware.foresight(self._answers)
 
-    def answering(self, parts: "Answers") -> "SimMachine":
-        """Returns the same machine to one who has answers of their own to ops that choose."""
+    @property
+    def queues(self) -> tuple[Queue, ...]:
+        """Returns what work of a decoding step waits for."""
+        return self._hardware.queues
+
+    def answering(self, answers: OpAnswers) -> "SimMachine":
+        """Returns the same machine with other answers to ops that choose."""
         same = copy.copy(self)
-        same._selections, same._clusters, same._attended = parts.selections, parts.clusters, parts.attended
+        same._answers = answers
         return same
-
-    def go_on(self, noted: Sequence[Span], since_s: float, seconds: float) -> Generator[simpy.Event, Any, None]:
-        """A SimPy process of `seconds`, in which all goes on as in the time since `since_s`, whose spans are `noted`.
-        There is one span of each label, one behind the other; when a resource is busy, on which energy depends, is
-        stretched from that time."""
-        from_s, queues = self.env.now, (*self.processors.values(), self._copies, self.storage)
-        if from_s <= since_s or seconds <= 0:
-            return
-        times = seconds / (from_s - since_s)
-        parts: dict[tuple[str, str], tuple[float, float]] = {}
-        for resource, label, start_s, end_s, n_bytes, _ in noted:
-            busy_s, moved = parts.get((resource, label), (0.0, 0.0))
-            parts[resource, label] = busy_s + end_s - max(start_s, since_s), moved + n_bytes
-        busy = [(one, list(one.busy.intervals(since_s, from_s))) for one in queues if one is not None]
-        yield self.env.timeout(seconds)
-        begin_s = dict.fromkeys((resource for resource, _ in parts), from_s)
-        for (resource, label), (busy_s, n_bytes) in parts.items():
-            end_s = begin_s[resource] + busy_s * times
-            self._tell(Span(resource, label, begin_s[resource], end_s, n_bytes * times, None))
-            begin_s[resource] = end_s
-        for one, intervals in busy:
-            for since, until in intervals:
-                one.busy.add(from_s + (since - since_s) * times, from_s + (until - since_s) * times)
 
     def submit(
         self,
@@ -237,23 +110,11 @@ class SimMachine:
         request: int | None = None,
     ) -> Ticket:
         if isinstance(op, Decompress):
-            return self.decompressor.decompress(op.values, after, priority, op.label, request)
+            return self._hardware.decompressor.decompress(op.values, after, priority, op.label, request)
         main = self._main
         main.start()
         processor = main if on == "compute" else self.processors[on]
-        return processor.submit(op, after, priority, op.label, request, self._answer(op))
-
-    def _answer(self, op: Op) -> Answer | None:
-        if self._clusters is not None and isinstance(op, OfClusters):
-            return self._clusters(op)
-        if op.answer is None:
-            if self._attended is not None and isinstance(op, DecodeAttention):
-                self._attended(op)
-            return None
-        if not isinstance(op, Selecting) or self._selections is None:
-            what = f"a stream of {op.answer.stream}, recorded or generated"
-            raise InputError(f"a {op.label} op needs {what}; this run has none")
-        return self._selections(op)
+        return processor.submit(op, after, priority, op.label, request, self._answers.of(op))
 
     def fetch(self, chunks: Chunks, *, after: Iterable[Ticket] = (), request: int | None = None) -> Ticket:
         if self.link is None:
@@ -277,7 +138,7 @@ class SimMachine:
         self, kv: KvRef | Extents, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
     ) -> Ticket:
         ranges = len(kv) if isinstance(kv, Extents) else 1
-        return self._copies.copy(kv.n_bytes, after, label="Copy", request=request, ranges=ranges)
+        return self._hardware.copies.copy(kv.n_bytes, after, label="Copy", request=request, ranges=ranges)
 
     def move(
         self, what: KvRef | Extents, source: Tier, to: Tier, *, after: Iterable[Ticket] = (), request: int | None = None
@@ -319,21 +180,6 @@ class SimMachine:
             free_bytes=self.memory.free_bytes,
             starting_s=main.starting_s,
         )
-
-
-def _storage(
-    env: simpy.Environment,
-    spec: StorageSpec | None,
-    tell: Tell,
-    mapped: tuple[float, float] | None,
-    contention: Contention | None,
-) -> Storage | PagedStorage | None:
-    if spec is None:
-        return None
-    if mapped is None:
-        return storage_of(env, spec, tell, contention)
-    file_bytes, most_bytes = mapped
-    return PagedStorage(env, spec, tell, file_bytes=file_bytes, most_bytes=most_bytes)
 
 
 def _or_endless(capacity_bytes: float | None) -> float:

@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvferry.machine.answers import Selection
-from kvferry.machine.ops import DecodeAttention, Selecting
+from kvferry.backends.sim.op_answers import NO_ANSWERS, OpAnswers
 from kvferry.policies.decode.upkeep import Ahead
 from kvferry.specs.device import DeviceSpec
 from kvferry.specs.errors import KvferryError
-from kvferry.traces.cluster_answers import Clusters
 from kvferry.traces.stored import StoredContext
 
 
@@ -22,11 +20,8 @@ class SimParts:
     and the contexts that lie in the cloud for it."""
 
     device: DeviceSpec
-    selections: Callable[[Selecting], Selection] | None = None
-    clusters: Clusters | None = None
+    answers: OpAnswers = NO_ANSWERS
     keys: Ahead | None = None
-    # Told of attention, where an index wants to know what it takes in.
-    attended: Callable[[DecodeAttention], None] | None = None
     stored: Callable[[int], StoredContext] = _no_contexts
     # The storage file is mapped into memory: its size, and how much of it may be there.
     mapped: tuple[float, float] | None = None

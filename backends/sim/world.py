@@ -1,7 +1,6 @@
 """The modelled world of a scenario: machines in one virtual time, their inputs generated, recorded or given."""
 
 import hashlib
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,8 +11,10 @@ import simpy
 
 from kvferry.backends.needs import KvOfTurns, KvOnStorage, Needs
 from kvferry.backends.sim.cells import Cells, on_course
+from kvferry.backends.sim.crowd import SimCrowd
 from kvferry.backends.sim.machine import SimMachine
 from kvferry.backends.sim.machine_parts import SimParts
+from kvferry.backends.sim.noted import Noted
 from kvferry.backends.sim.parts import parts_for
 from kvferry.backends.sim.seldom_collected import SELDOM_COLLECTED
 from kvferry.backends.world import (
@@ -28,7 +29,7 @@ from kvferry.backends.world import (
     tell_of,
 )
 from kvferry.machine.machine import Refused
-from kvferry.machine.span import Span, Tell
+from kvferry.machine.span import Tell
 from kvferry.machine.warmth import Warmth
 from kvferry.policies.decode.upkeep import Ahead
 from kvferry.policies.engine_memory import engine_holdings
@@ -61,39 +62,31 @@ class SimWorld(WholeWorld):
         env = Environment()
         self._accesses = accesses = Accesses(env)
         self._switchboard = Switchboard(env, accesses)
-        # Of what the device does, what is noted, and since when; None: nothing.
-        self._noted: list[Span] | None = None
-        self._noted_s = 0.0
+        self._noted = Noted(tell)
         if isinstance(needs.get(DEVICE), KvOfTurns):
-            tell = self._noting(tell)
+            tell = self._noted.tell
         self._tell = tell
         # Thousands of machines on links that are alike replay one trace.
         trace_of = cache(link_trace)
         self._machines: dict[str, SimMachine] = {}
         self._costs = shared(pick("cost model", COST_MODELS, scenario.costs.truth))
         self._trace_of = trace_of
-        # Of devices that have something to do, and since when; machines of others, and how long each had had.
-        self._staying: dict[int, tuple[SimMachine, list[SimMachine]]] = {}
-        self._arrived_s: dict[int, float] = {}
-        self._spare: dict[tuple[int, int | None], list[SimMachine]] = {}
-        self.devices: list[SimMachine] = []
         self._assist = scenario.workload if isinstance(scenario.workload, AssistSpec) else None
         self._cells: Cells | None = None
         if self._assist is not None and self._assist.cells is not None and scenario.link is not None:
             self._cells = Cells(env, scenario.link, scenario.seed, trace_of)
-        self._stayed_s: defaultdict[SimMachine, float] = defaultdict(float)
         for one in described(scenario, needs):
             # What was recorded is the device's; others draw from seeds of their own.
             parts = parts_for(_with_own_seed(one), one.need, inputs if one.name == DEVICE else Inputs())
             told = tell_of(one.name, tell)
             access = None
-            if one.name == DEVICE and self._cells is not None and self._assist is not None:
-                access = self._cells.access(self._assist.cell_of(0), told)
+            if one.name == DEVICE and self._cells is not None and (cell := self._cell_of(0)) is not None:
+                access = self._cells.access(cell, told)
             machine = self._made(one, parts, env, told, access)
             self._machines[one.name] = machine
             if one.name == DEVICE:
                 self.machine, self._stored = machine, parts.stored
-                self.devices.append(machine)
+                self._crowd = SimCrowd(machine, self._cell_of, self._another)
                 self._keys, self._first = parts.keys, (one, parts)
 
     def _made(
@@ -111,9 +104,7 @@ class SimWorld(WholeWorld):
             load={} if seen.load is None else {seen.load.processor or seen.device.main: load_trace(seen.load)},
             memory_bytes=seen.budget.memory_bytes,
             held=Ledger(engine_holdings(seen)).at(0),
-            selections=parts.selections,
-            clusters=parts.clusters,
-            attended=parts.attended,
+            answers=parts.answers,
             mapped=parts.mapped,
             uplink=None if link is None or link.up is None else trace_of(link.up),
             access=access,
@@ -125,51 +116,22 @@ class SimWorld(WholeWorld):
             self._accesses.connect(one.name, machine.access)
         return machine
 
-    def device(self, n: int, link: LinkSpec | None = None) -> SimMachine:
-        """A machine of devices that have nothing to do serves another one on the same network, or in the same cell:
-        there are as many as work at once. Their spans are kept together, as of `devices`. Each begins its link's trace
-        at a time of its own."""
-        if n not in self._staying:
-            cell = None if self._assist is None or self._cells is None else self._assist.cell_of(n)
-            spare = self._spare.setdefault((id(link), cell), [])
-            machine = (spare.pop() if spare else self._another(link, cell)) if n else self.machine
-            if n and machine.heat is not None:
-                # Another device's, or the same one's after a while.
-                machine.heat.cool(machine.env.now)
-            self._staying[n] = machine, spare
-            self._arrived_s[n] = machine.env.now
-        return self._staying[n][0]
+    def _cell_of(self, n: int) -> int | None:
+        return None if self._assist is None or self._cells is None else self._assist.cell_of(n)
 
-    def _another(self, link: LinkSpec | None, cell: int | None) -> SimMachine:
+    def _another(self, number: int, link: LinkSpec | None, cell: int | None) -> SimMachine:
         one, parts = self._first
-        number, told, access = len(self.devices), tell_of(DEVICES, self._tell), None
-        link = link or one.link
+        told, access, link = tell_of(DEVICES, self._tell), None, link or one.link
         if cell is not None and self._cells is not None:
             access = self._cells.access(cell, told)
         elif link is not None:
             link = on_course(link, one.scenario.seed, number, self._trace_of)
         of = one._replace(name=device_name(number), link=link)
-        machine = self._made(of, parts, self.machine.env, told, access)
-        self.devices.append(machine)
-        return machine
-
-    def leave(self, n: int) -> None:
-        machine, spare = self._staying.pop(n)
-        self._stayed_s[machine] += machine.env.now - self._arrived_s.pop(n)
-        if n:
-            spare.append(machine)
+        return self._made(of, parts, self.machine.env, told, access)
 
     @property
-    def private(self) -> bool:
-        return False
-
-    def stays_j(self) -> dict[str, float]:
-        found, now = Counter[str](), self.machine.env.now
-        for machine, stayed_s in self._stayed_s.items():
-            # All its work was within its stays.
-            found.update(machine.energy.energy_j(now))
-            found.subtract({name: idle_w * (now - stayed_s) for name, idle_w in machine.energy.idle_w.items()})
-        return dict(found)
+    def crowd(self) -> SimCrowd:
+        return self._crowd
 
     @property
     def machines(self) -> Mapping[str, SimMachine]:
@@ -198,23 +160,14 @@ class SimWorld(WholeWorld):
         return self._given == NO_INPUTS
 
     def note(self) -> None:
-        self._noted, self._noted_s = [], self.machine.env.now
+        self._noted.begin(self.machine.env.now)
 
     def go_on(self, seconds: float) -> simpy.Event:
-        noted, self._noted = self._noted or [], None
-        return self.machine.env.process(self.machine.go_on(noted, self._noted_s, seconds))
-
-    def _noting(self, tell: Tell) -> Tell:
-        def told(span: Span) -> None:
-            if self._noted is not None:
-                self._noted.append(span)
-            tell(span)
-
-        return told
+        return self._noted.go_on(self.machine.env, self.machine.queues, seconds)
 
     def turn(self, number: int, scenario: Scenario, need: KvOnStorage) -> OneTurn:
         parts = parts_for(scenario, need, (self._given.turns or {}).get(number, Inputs()))
-        machine = self.machine.answering(parts)
+        machine = self.machine.answering(parts.answers)
         return OneTurn(machine, machine.foresight, parts.keys)
 
     @property

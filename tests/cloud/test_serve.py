@@ -252,22 +252,22 @@ def test_chunks_come_as_they_lie_in_the_store(client: CloudClient, folder: Path,
 def test_connections_are_opened_ahead(server: ServerProcess) -> None:
     with CloudClient(server.url) as client:
         client.connect(3)
-        ahead = list(client._connections.idle)
+        ahead = list(client._requests.connections.idle)
         client.connect(2)
-        assert client._connections.idle == ahead and all(connection.sock for connection in ahead)
+        assert client._requests.connections.idle == ahead and all(connection.sock for connection in ahead)
         client.contexts()
-        assert client._connections.idle[-1] is ahead[-1]  # it was asked over, and given back
+        assert client._requests.connections.idle[-1] is ahead[-1]  # it was asked over, and given back
     with CloudClient("http://127.0.0.1:1") as client:
         client.connect(3)
-        assert client._connections.idle == []
+        assert client._requests.connections.idle == []
 
 
 def test_connections_are_kept(client: CloudClient) -> None:
     client.contexts()
-    (kept,) = client._connections.idle
+    (kept,) = client._requests.connections.idle
     for i in range(5):
         client.fetch(Chunks(0, (i,), 1.0), None, Watch())
-    assert client._connections.idle == [kept]
+    assert client._requests.connections.idle == [kept]
 
 
 @pytest.mark.torch

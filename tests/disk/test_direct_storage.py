@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvferry.disk import direct_storage as module
+from kvferry.disk import parts_of_blocks as module
 from kvferry.disk.direct_storage import BLOCK_BYTES, Data, Storage, StorageError
 from kvferry.disk.opened_file import file_system
 from kvferry.machine.ops import Extents

@@ -101,13 +101,13 @@ def test_a_server_begun_anew_behind_connections_that_were_kept(folder: Path, who
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(client._connections.idle) == 8
+        assert len(client._requests.connections.idle) == 8
         proxy.target = second.url
         os.kill(first.process_id, signal.SIGKILL)
         time.sleep(0.3)
         # None of the eight says anything any more, which is no failure of the server's that is there now.
         assert client.fetch(ALL, 0, Watch()) == whole
-        assert len(client._connections.idle) == 1
+        assert len(client._requests.connections.idle) == 1
 
 
 def test_a_damaged_chunk_is_asked_for_again(server: ServerProcess, whole: bytes) -> None:

@@ -52,7 +52,7 @@ class ServedCloud:
 
     def device(self) -> Channel:
         """The end of another device."""
-        machine = self._world.device(self._devices)
+        machine = self._world.crowd.device(self._devices)
         self._devices += 1
         self.env.process(self._role(self._front, machine.name))
         return machine.open(self._front)

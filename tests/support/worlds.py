@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import simpy
@@ -13,6 +13,7 @@ from fake_machine import FakeMachine
 
 from kvferry.backends.needs import Needs
 from kvferry.backends.sim.machine import SimMachine
+from kvferry.backends.sim.op_answers import OpAnswers
 from kvferry.backends.world import DEVICE, Inputs, Say, WholeWorld, described
 from kvferry.machine.answers import Answer, Assigned, Selection
 from kvferry.machine.machine import Machine
@@ -69,7 +70,7 @@ def sim() -> World:
         named = device.model_copy(update={"name": name})
         link = RateTrace.constant(rate)
         return SimMachine(
-            named, model, link, costs=fixed_cost, selections=shuffled, clusters=answered, env=env, switchboard=board
+            named, model, link, costs=fixed_cost, answers=OpAnswers(shuffled, answered), env=env, switchboard=board
         )
 
     device_machine = machine("device")
@@ -218,6 +219,10 @@ class FakeWorld(WholeWorld):
         self.machines = {name: FakeMachine(name, env=env, switchboard=carry) for name in names}
         self.machine, self._given = self.machines[DEVICE], inputs
         self.arrived: list[Request] = []
+
+    @property
+    def crowd(self) -> Self:
+        return self
 
     @property
     def devices(self) -> list[Machine]:

@@ -53,14 +53,14 @@ class PromptParts(MachineParts):
     def _handle(self, handling: Handling, request: int | None) -> Any:
         found = self.runner.handle(handling, request)
         if isinstance(handling, Forget) and not self._resident:
-            self.runner.decoder = None
+            self.runner.model.decoder = None
         return found
 
     def read(self, extents: Extents) -> bytes:
         """Load the model from storage, as a device does that does not keep it in memory."""
         live = self._scenario.live
         model = load_model(live.weights or self._scenario.model.name, live.dtype, live.processor)
-        self.runner.decoder = decoder_of(model, latent=False)
+        self.runner.model.decoder = decoder_of(model, latent=False)
         return b""
 
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:

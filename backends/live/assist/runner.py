@@ -12,7 +12,7 @@ from kvferry.backends.live.engine.op_runner import RegisteredOps, runs
 from kvferry.machine.handles import Continued
 from kvferry.machine.handling import Forget, Handling, Prepare, Prepared, Refine, TakeIn, TakenIn, Unpack
 from kvferry.machine.ops import DecodeRun, DecodeStep, Op, Prefill
-from kvferry.model.decoder import Decoder
+from kvferry.model.decoder import Decoder, Rotary
 from kvferry.model.needles import needle_prompt, sentence_numbers
 from kvferry.model.prompts import Prompts
 from kvferry.model.request_session import RequestSession, step
@@ -32,6 +32,28 @@ class _Asked(Said):
         self.text, self.session, self.parts, self.answer = tuple(text), session, tuple(parts), answer
         super().__init__()
 
+    @property
+    def most_tokens(self) -> int:
+        """Returns how many positions its prompt and its answer may take."""
+        return len(self.session.ids) + self.answer
+
+
+class _Resident:
+    """The model, as long as it is in memory; ``decoder`` is None while it is not."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder: Decoder | None = decoder
+        self._rotary = decoder.rotary(1)
+
+    def reaching(self, tokens: int) -> tuple[Decoder, Rotary]:
+        """Returns it with its rotary embedding for so many positions, and the ones that drafts take."""
+        decoder = self.decoder
+        if decoder is None:
+            raise KvferryError("the model is not in memory: it is read from storage first")
+        if self._rotary[0].shape[2] < tokens + _SPARE_TOKENS:
+            self._rotary = decoder.rotary(tokens + _SPARE_TOKENS)
+        return decoder, self._rotary
+
 
 class AssistRunner(RegisteredOps):
     """Requests by number. One thread calls `run`, another `handle`.
@@ -42,12 +64,11 @@ class AssistRunner(RegisteredOps):
     about = "prompts that a cloud helps with"
 
     def __init__(self, decoder: Decoder, prompts: Prompts, tokens: Tokens, *, seed: int) -> None:
-        self.decoder: Decoder | None = decoder
+        self.model = _Resident(decoder)
         self._voice = Voice(tokens)
         self._prompts, self._tokens, self._seed = prompts, tokens, seed
         self._vocabulary = decoder.vocabulary
         self._asked: dict[int, _Asked] = {}
-        self._rotary = decoder.rotary(1)
         self._handles: dict[type[Handling], Callable[[Any, int], Any]] = {
             Prepare: self._prepare,
             TakeIn: self._take_in,
@@ -130,7 +151,7 @@ class AssistRunner(RegisteredOps):
         left = len(session.ids) - len(session.history)
         if not 0 < op.tokens <= left:
             raise KvferryError(f"request {request}: Prefill of {op.tokens} tokens, {left} are left of its prompt")
-        logits = session.more(*self._model_for(asked), op.tokens)
+        logits = session.more(*self.model.reaching(asked.most_tokens), op.tokens)
         if op.tokens < left:
             return None
         asked.next = int(logits.argmax())
@@ -141,8 +162,7 @@ class AssistRunner(RegisteredOps):
         """One more token of each request."""
         assert op.of is not None
         asked = [self._of(one) for one in op.of.sequences]
-        longest = max(asked, key=lambda one: len(one.session.ids) + one.answer)
-        decoder, rotary = self._model_for(longest)
+        decoder, rotary = self.model.reaching(max(one.most_tokens for one in asked))
         logits = step(decoder, rotary, [one.session for one in asked], [one.next for one in asked])
         for one, said in zip(asked, logits.argmax(-1).tolist(), strict=True):
             one.next = said
@@ -162,16 +182,16 @@ class AssistRunner(RegisteredOps):
         drafts: list[int] = []
         for _ in range(tokens):
             drafts.append(self._after(asked, [*stands, *drafts]))
-        return self._texts(stands, drafts)
+        return self._voice.texts(stands, drafts)
 
     def _looked(self, asked: _Asked, before: Sequence[Token], drafted: Sequence[Token]) -> list[Token]:
         """The drafts that stand, and what the model says instead of the first that does not."""
         stands, drafts = [one for one, _ in before], [one for one, _ in drafted]
         ids = [*asked.session.ids, *stands, *drafts]
-        logits = asked.session.after(*self._model_for(asked), ids, last=len(drafts) + 1)
+        logits = asked.session.after(*self.model.reaching(asked.most_tokens), ids, last=len(drafts) + 1)
         would_say = logits.argmax(-1).tolist()
         n = next((n for n, (a, b) in enumerate(zip(drafts, would_say, strict=False)) if a != b), len(drafts))
-        return self._texts(stands, would_say[: min(n + 1, len(drafts))])
+        return self._voice.texts(stands, would_say[: min(n + 1, len(drafts))])
 
     # --- what they share -----------------------------------------------------------------------------------------
 
@@ -180,25 +200,7 @@ class AssistRunner(RegisteredOps):
             raise KvferryError(f"request {request} is not in hand")
         return self._asked[request]
 
-    def _model_for(self, asked: _Asked) -> tuple[Decoder, Any]:
-        """The model, and its rotary embedding for as many positions as a request may take."""
-        decoder = self.decoder
-        if decoder is None:
-            raise KvferryError("the model is not in memory: it is read from storage first")
-        most = len(asked.session.ids) + asked.answer + _SPARE_TOKENS
-        if self._rotary[0].shape[2] < most:
-            self._rotary = decoder.rotary(most)
-        return decoder, self._rotary
-
     def _after(self, asked: _Asked, answer: Sequence[int]) -> int:
         """What the model says behind so much of an answer."""
-        logits = asked.session.after(*self._model_for(asked), [*asked.session.ids, *answer])
+        logits = asked.session.after(*self.model.reaching(asked.most_tokens), [*asked.session.ids, *answer])
         return int(logits[-1].argmax())
-
-    def _texts(self, before: Sequence[int], ids: Sequence[int]) -> list[Token]:
-        told, found = self._tokens.decode(before).rstrip("\ufffd"), []
-        for n, one in enumerate(ids, 1):
-            text = self._tokens.decode([*before, *ids[:n]]).rstrip("\ufffd")
-            found.append((one, text[len(told) :]))
-            told = text
-        return found

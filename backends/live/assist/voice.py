@@ -35,6 +35,15 @@ class Voice:
         before, asked.told = asked.told, text
         return asked.next, text[len(before) :]
 
+    def texts(self, before: Sequence[int], ids: Sequence[int]) -> list[Token]:
+        """Returns tokens with what each adds to the text behind those before."""
+        told, found = self._tokens.decode(before).rstrip("\ufffd"), []
+        for n, one in enumerate(ids, 1):
+            text = self._tokens.decode([*before, *ids[:n]]).rstrip("\ufffd")
+            found.append((one, text[len(told) :]))
+            told = text
+        return found
+
     def followed(self, asked: Said, after: Callable[[Sequence[int]], int], of: Continued, tokens: int) -> int:
         """Further tokens of an answer up to so many, those of a cloud first; `after` returns what the model says behind
         a beginning. Returns how many of the cloud's differ from what the model would have said. A token of the cloud's

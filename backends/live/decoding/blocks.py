@@ -22,8 +22,8 @@ class StoredBlocks:
 
     ``recent`` tokens of every sequence are in the rolling buffer, as their KV block is not complete; the token under
     way is not among them. `slots` per row of each layer's reuse buffer, 0: none; places counted on from there are in
-    what was read, and not kept. `rebuilt` holds the keys where the
-    file has values alone. `log`, where KV blocks are of one token, records what becomes of the file before it does.
+    what was read, and not kept. `rebuilt` holds the keys where the file has values alone. `log`, where KV blocks are of
+    one token, records what becomes of the file before it does.
     """
 
     def __init__(
@@ -72,12 +72,11 @@ class StoredBlocks:
         """Take in a layer of the prompts, each [sequences, KV heads, tokens, head_dim]; what of it is to be written;
         None: nothing. Blocks are of consecutive tokens."""
         assert order is None
-        whole = self._whole
         for side, one in enumerate(self.format.kept(keys, values)):
-            self._rolling[layer, side, :, :, : self.recent] = one[:, :, whole:]
+            self._rolling[layer, side, :, :, : self.recent] = one[:, :, self._whole :]
         if self._rebuilt is not None:
-            self._undecomposed[layer] = keys[:, :, :whole]
-        blocks = self.format.blocks(keys[:, :, :whole], values[:, :, :whole])
+            self._undecomposed[layer] = keys[:, :, : self._whole]
+        blocks = self.format.blocks(keys[:, :, : self._whole], values[:, :, : self._whole])
         if self._log is not None:
             rows, tokens = np.indices(blocks.shape[:2])
             self._log.prompts(layer, raw_bytes(blocks), self.format.layout.ranges(layer, rows, tokens)[0])

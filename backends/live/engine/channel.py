@@ -256,36 +256,20 @@ class LiveChannel:
         """The next message, a part of a stream, or its end; None: the peer has closed."""
         if self._peer_closed:
             return None
-        text_bytes, blob_bytes = _HEAD.unpack(self._exactly(_HEAD.size, patience_s))
+        wire = self._wire()
+        text_bytes, blob_bytes = _HEAD.unpack(_exactly(wire, self._peer, _HEAD.size, patience_s))
         if not text_bytes:
             self._peer_closed = True
             return None
         if text_bytes > _LONGEST_TEXT or blob_bytes > _LONGEST_BYTES:
             raise ChannelBroken(f"what {self._peer} sends is no message of ours")
-        text, blobs = self._exactly(text_bytes, patience_s), self._exactly(blob_bytes, patience_s)
+        text, blobs = (_exactly(wire, self._peer, part_bytes, patience_s) for part_bytes in (text_bytes, blob_bytes))
         try:
             if text[:1] == _PART:
                 return _Part(unpacked(text[1:], blobs) if text[1:] else None)
             return _END if text == _END_OF_STREAM else unpacked(text, blobs)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ChannelBroken(f"what {self._peer} sends is no message of ours: {error}") from error
-
-    def _exactly(self, n_bytes: int, patience_s: float | None) -> bytearray:
-        wire, got = self._wire(), 0
-        message = bytearray(n_bytes)
-        with memoryview(message) as view:
-            while got < n_bytes:
-                # Not by a time-out of the socket, which would hold for what is sent as well.
-                if patience_s is not None and not _readable(wire, patience_s):
-                    raise ChannelStalled(f"nothing has come from {self._peer} for {patience_s:g} s")
-                try:
-                    n = wire.recv_into(view[got:])
-                except OSError:
-                    n = 0
-                if not n:
-                    raise ChannelBroken(f"{self._peer} went away without saying goodbye")
-                got += n
-        return message
 
 
 class LiveStream:
@@ -301,6 +285,23 @@ class LiveStream:
 
     def end(self) -> None:
         self._put(_END_OF_STREAM, [], 0.0)
+
+
+def _exactly(wire: socket.socket, peer: str, n_bytes: int, patience_s: float | None) -> bytearray:
+    message, got = bytearray(n_bytes), 0
+    with memoryview(message) as view:
+        while got < n_bytes:
+            # Not by a time-out of the socket, which would hold for what is sent as well.
+            if patience_s is not None and not _readable(wire, patience_s):
+                raise ChannelStalled(f"nothing has come from {peer} for {patience_s:g} s")
+            try:
+                n = wire.recv_into(view[got:])
+            except OSError:
+                n = 0
+            if not n:
+                raise ChannelBroken(f"{peer} went away without saying goodbye")
+            got += n
+    return message
 
 
 def _readable(wire: socket.socket, within_s: float) -> bool:

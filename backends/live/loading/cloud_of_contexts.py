@@ -11,7 +11,8 @@ import numpy as np
 from kvferry.backends.live.engine.link import FETCHES_AHEAD, Fetched
 from kvferry.backends.live.loading.library import Library
 from kvferry.backends.world import Say
-from kvferry.cloud.client import CloudClient, CloudGone, WrongToken
+from kvferry.cloud.client import CloudClient, CloudGone
+from kvferry.cloud.requests import WrongToken
 from kvferry.cloud.server_process import ServerProcess
 from kvferry.cloud.store import DamagedStore, Index
 from kvferry.codecs import codec

@@ -14,7 +14,7 @@ from kvferry.model.decoders import decoder_of
 from kvferry.model.kv import NotReady, SessionKv
 from kvferry.model.session import Session, new_kv
 from kvferry.specs.errors import InputError, KvferryError
-from kvferry.traces.chunks import CHUNK_TOKENS
+from kvferry.traces.chunks import CHUNK_TOKENS, token_chunks
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class SessionRunner(RegisteredOps):
 
     def reserve(self, context_tokens: int, room: int) -> None:
         """Have buffers ready for one session of this size, so that none is waited for while a request runs."""
-        kv = new_kv(decoder_of(self.model, latent=False), self._chunks(context_tokens), room)
+        kv = new_kv(decoder_of(self.model, latent=False), token_chunks(context_tokens, self._chunk_tokens), room)
         kv.touch()
         with self._lock:
             self._spare.append(kv)
@@ -165,7 +165,7 @@ class SessionRunner(RegisteredOps):
 
     def _open(self, prompt: Prompt) -> Session:
         room = prompt.room
-        chunks = tuple(self._chunks(len(prompt.context)))
+        chunks = tuple(token_chunks(len(prompt.context), self._chunk_tokens))
         fitting = (kv for kv in self._spare if kv.tokens == chunks and kv.capacity >= kv.total_tokens + room)
         kv = next(fitting, None)
         if kv is not None:
@@ -178,9 +178,6 @@ class SessionRunner(RegisteredOps):
             attention=prompt.attention,
             kv=kv,
         )
-
-    def _chunks(self, tokens: int) -> list[int]:
-        return [min(self._chunk_tokens, tokens - start) for start in range(0, tokens, self._chunk_tokens)]
 
     def _answer(self, request: int, tokens: Any) -> int:
         token = int(self.session(request).read(tokens).argmax())

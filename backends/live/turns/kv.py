@@ -29,8 +29,8 @@ class KvOfConversations:
     """A KvBetweenTurns. The environment's thread calls its members, the storage's ``source``, the one that copies
     ``place`` and ``load``, and the processor's asks for ``session`` once what it needs has been read.
 
-    ``answers``: token ids by turn. ``found_earlier``: what `found` has returned, by turn. `place_bytes`: of a block in
-    the file. `at_work`: where turns decode that do so on storage.
+    ``answers``: token ids by turn; ``number``: the turn at work. ``found_earlier``: what `found` has returned, by turn.
+    `place_bytes`: of a block in the file. `at_work`: where turns decode that do so on storage.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class KvOfConversations:
         self.found_earlier: dict[int, dict[int, int]] = {}
         # KV [layers, 2, heads, block, head_dim] of the blocks that stay in memory.
         self._memory: dict[int, torch.Tensor] = {}
-        self._number = -1
+        self.number = -1
         # Buffers of the turn before.
         self.spare: SessionKv | None = None
         self._session: TurnSession | None = None
@@ -76,7 +76,7 @@ class KvOfConversations:
         return self._names[block]
 
     def begin(self, turn: int, read: Sequence[int], pages: Sequence[int] = ()) -> None:
-        self._number, asked = turn, self._turns[turn]
+        self.number, asked = turn, self._turns[turn]
         if self._at_work is not None:
             self._at_work.lay(pages)
         session = self._new_session(asked, self._texts.prompt(turn, self.answers), self.spare)
@@ -91,16 +91,13 @@ class KvOfConversations:
 
     def hold(self, blocks: Collection[int]) -> None:
         self._memory = {block: self._of(block) for block in blocks}
-        for kv in self._memory.values():
-            if kv.is_cuda:
-                # Before the next turn's stream writes over what is copied.
-                torch.cuda.current_stream(kv.device).synchronize()
-                break
+        if (kv := next(iter(self._memory.values()), None)) is not None and kv.is_cuda:
+            # Before the next turn's stream writes over what is copied.
+            torch.cuda.current_stream(kv.device).synchronize()
 
     def stays(self, pages: Mapping[int, int]) -> Sequence[Ticket]:
         assert self.machine is not None
-        file = self._file
-        return [self.machine.behind_storage(lambda: None if file is None else file.note(pages))]
+        return [self.machine.behind_storage(lambda: None if self._file is None else self._file.note(pages))]
 
     def in_cloud(self, turn: int) -> Sequence[int]:
         if self.cloud is None:
@@ -115,7 +112,7 @@ class KvOfConversations:
     def send(self, blocks: Sequence[int]) -> Sequence[Ticket]:
         if self.cloud is None or self.machine is None:
             return ()
-        ids, leaves = self._texts.ids(self._number, self.answers), self._turns[self._number].leaves
+        ids, leaves = self._texts.ids(self.number, self.answers), self._turns[self.number].leaves
         return [self.machine.beside(self._sending(block, leaves.index(block), ids)) for block in blocks]
 
     def _sending(self, block: int, number: int, ids: Ids) -> Callable[[], LinkDown | None]:
@@ -126,15 +123,10 @@ class KvOfConversations:
         tokens = kv.shape[3]
         return lambda: cloud.send(block, name, ids[number * tokens : (number + 1) * tokens], kv)
 
-    @property
-    def number(self) -> int:
-        """Returns the turn at work."""
-        return self._number
-
     def session(self, turn: int | None) -> TurnSession:
         """Returns the session of the turn at work, once all is there that is read for it. Raises KvferryError for
         another turn."""
-        if self._session is None or turn != self._number:
+        if self._session is None or turn != self.number:
             raise KvferryError(f"turn {turn} has not begun")
         self._was_read.wait()
         if self._closed:
@@ -144,7 +136,7 @@ class KvOfConversations:
     def load(self, turn: int | None, chunk: int, keys: Any, values: Any) -> None:
         """Takes in a chunk that was fetched, by its flat index in (block, layer, KV head). What lost a race may come
         after its turn."""
-        if turn == self._number and self._session is not None and self._session.session is not None:
+        if turn == self.number and self._session is not None and self._session.session is not None:
             kv = self._session.kv
             rest, head = divmod(chunk, kv.heads)
             self._session.session.load(*divmod(rest, kv.layers), head, keys, values)
@@ -152,9 +144,9 @@ class KvOfConversations:
     def place(self, extents: Extents, data: Data, turn: int | None) -> None:
         """Takes in blocks that were read, or layers of them. What lost a race may come after its turn."""
         assert extents.blocks is not None
-        if turn == self._number and self._session is not None:
+        if turn == self.number and self._session is not None:
             for (offset, _), block, view in zip(extents, extents.blocks, data.views, strict=True):
-                self._take_in(self._session, block, offset, view)
+                _take_in(self._session, self._turns[self.number].blocks.index(block), offset % self._place_bytes, view)
         data.release()
         self._awaited -= set(extents.blocks)
         if not self._awaited:
@@ -182,19 +174,20 @@ class KvOfConversations:
         if kept is not None:
             return kept
         assert self._session is not None
-        return self._session.block_of(self._turns[self._number].leaves.index(block))
+        return self._session.block_of(self._turns[self.number].leaves.index(block))
 
-    def _take_in(self, turn: TurnSession, block: int, offset: int, view: memoryview) -> None:
-        """Takes in a block of a turn, or one layer of it, by where it begins in its place."""
-        kv, number = turn.kv, self._turns[self._number].blocks.index(block)
-        shape = (2, kv.heads, turn.block, kv.head_dim)
-        layer_bytes = int(np.prod(shape)) * kv.dtype.itemsize
-        layers = min(kv.layers, len(view) // layer_bytes)
-        raw = torch.from_numpy(np.frombuffer(view, np.uint8, layers * layer_bytes).copy())
-        came = raw.view(kv.dtype).reshape(layers, *shape)
-        if layers == kv.layers:
-            turn.put_block(number, came)
-        elif turn.session is not None:
-            first = offset % self._place_bytes // layer_bytes
-            for n, (keys, values) in enumerate(came):
-                turn.session.load(number, first + n, None, keys, values)
+
+def _take_in(turn: TurnSession, number: int, offset: int, view: memoryview) -> None:
+    """Takes in a block of a turn, by its number there, or layers of it from where they begin in its place."""
+    kv = turn.kv
+    shape = (2, kv.heads, turn.block, kv.head_dim)
+    layer_bytes = int(np.prod(shape)) * kv.dtype.itemsize
+    layers = min(kv.layers, len(view) // layer_bytes)
+    raw = torch.from_numpy(np.frombuffer(view, np.uint8, layers * layer_bytes).copy())
+    came = raw.view(kv.dtype).reshape(layers, *shape)
+    if layers == kv.layers:
+        turn.put_block(number, came)
+    elif turn.session is not None:
+        first = offset // layer_bytes
+        for n, (keys, values) in enumerate(came):
+            turn.session.load(number, first + n, None, keys, values)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from kvferry.backends.live.assist.parts import tokens_of
 from kvferry.backends.live.decoding.build import check_plan, storage_measured
@@ -27,6 +28,7 @@ from kvferry.backends.world import Inputs, Say
 from kvferry.codecs.sizes import Encoding
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.ops import DecodeRun, Extents, KvRef, Op
+from kvferry.model.decoder import Rotary
 from kvferry.model.decoders import decoder_of
 from kvferry.model.kv import SessionKv
 from kvferry.model.session import new_kv
@@ -101,7 +103,11 @@ class TurnParts(MachineParts):
         return None if isinstance(op, DecodeRun) else self._price_s(op)
 
     def warm_up(self, machine: LiveMachine) -> None:
-        machine.warm(self._rehearse)
+
+        def rehearse() -> None:
+            self._kv.spare = _rehearse(self.model, self._rotary, self._turns.longest)
+
+        machine.warm(rehearse)
         self._kv.machine = machine
         self._turn_runner.begin(machine.env)
         if self._cloud is not None:
@@ -185,24 +191,25 @@ class TurnParts(MachineParts):
             self._kv.load(request, chunk, keys, values)
         return None
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _rehearse(self) -> None:
-        """A short turn, twice: kernels are chosen the first time."""
-        longest = self._turns.longest
-        few, block = min(_FEW, longest.prompt), max(1, min(_FEW, longest.prompt) // 4)
-        for _ in range(2):
-            session = TurnSession(self.model, [0] * few, block=block, output=4, rotary=self._rotary)
-            if session.session is not None:
-                session.session.project(0, 0)
-                session.session.advance(0, 0)
-            for layer in range(session.decoder.layers):
-                session.read_layer(layer, few)
-            token = session.next_token()
-            for _ in range(min(3, longest.output)):
-                token = session.after(token)
-        # No turn waits for pages of memory.
-        self._kv.spare = new_kv(session.decoder, (), longest.tokens)
-        self._kv.spare.touch()
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _rehearse(model: PreTrainedModel, rotary: Rotary, longest: Turn) -> SessionKv:
+    """Takes a short turn, twice: kernels are chosen the first time. Returns buffers for the longest turn, so that none
+    waits for pages of memory."""
+    few, block = min(_FEW, longest.prompt), max(1, min(_FEW, longest.prompt) // 4)
+    for _ in range(2):
+        session = TurnSession(model, [0] * few, block=block, output=4, rotary=rotary)
+        if session.session is not None:
+            session.session.project(0, 0)
+            session.session.advance(0, 0)
+        for layer in range(session.decoder.layers):
+            session.read_layer(layer, few)
+        token = session.next_token()
+        for _ in range(min(3, longest.output)):
+            token = session.after(token)
+    spare = new_kv(session.decoder, (), longest.tokens)
+    spare.touch()
+    return spare
 
 
 def _as_numbers(model: ModelSpec, block: int, blocks: int) -> StoredContext:
