@@ -66,10 +66,22 @@ class LayerArithmetic:
 
     def layer(self, batch: Number, tokens: Number, context_tokens: Number, window: int | None = None) -> list[Work]:
         """One layer over prompts, with so much context before them."""
+        together = batch * tokens
         return [
             self.attend_prompt(batch, tokens, context_tokens, window),
-            ("gemm", batch * tokens * self.layer_flop, self.layer_bytes(batch * tokens)),
+            *self.multiply(together, together * self.layer_flop, self.layer_bytes(together)),
         ]
+
+    def multiply(self, tokens: Number, flop: Number, n_bytes: Number, part: Number = 1) -> list[Work]:
+        """Products of prompts with weights of a layer, in the mean of all layers: what every token passes, and apart
+        from it this part of the experts, each of which so few tokens reach that reading it may take longer."""
+        mixture = self.model.experts
+        if mixture is None:
+            return [("gemm", flop, n_bytes)]
+        expert = part * (1 - mixture.dense_layers / self.layers) * 3 * self.model.hidden * mixture.ffn
+        routed_flop = tokens * 2 * mixture.active * expert
+        routed_bytes = (mixture.read(tokens) - mixture.shared) * expert * self._weight_bytes
+        return [("gemm", flop - routed_flop, n_bytes - routed_bytes), ("gemm", routed_flop, routed_bytes)]
 
     def attend_prompt(self, batch: Number, tokens: Number, context_tokens: Number, window: int | None) -> Work:
         """The attention of one layer over prompts."""

@@ -160,7 +160,8 @@ def _prefill_head(a: Arithmetic, op: PrefillHead) -> list[Work]:
     rest_flop = inner * (a.layer_flop - a.projection_flop)
     rest_bytes = inner * (a.layer_bytes(op.tokens) - a.projection_bytes)
     flop = op.tokens * ((a.projection_flop + rest_flop) / a.kv_heads)
-    return [a.blocks(op.active_blocks * inner), ("gemm", flop, (a.projection_bytes + rest_bytes) / a.kv_heads)]
+    products = a.multiply(op.tokens, flop, (a.projection_bytes + rest_bytes) / a.kv_heads, inner / a.kv_heads)
+    return [a.blocks(op.active_blocks * inner), *products]
 
 
 @priced(Project, features={"tokens": "tokens"}, compiled=True)
@@ -171,7 +172,7 @@ def _project(a: Arithmetic, op: Project) -> list[Work]:
 @priced(Advance, passes=_one_layer, features=_OF_ALL_HEADS, compiled=True)
 def _advance(a: Arithmetic, op: Advance) -> list[Work]:
     flop = op.tokens * (a.layer_flop - a.projection_flop)
-    return [a.blocks(op.active_blocks), ("gemm", flop, a.layer_bytes(op.tokens) - a.projection_bytes)]
+    return [a.blocks(op.active_blocks), *a.multiply(op.tokens, flop, a.layer_bytes(op.tokens) - a.projection_bytes)]
 
 
 # Tables are of one prompt: several are read as one of all their tokens, whose attention is dearer than theirs.
@@ -180,11 +181,11 @@ _OF_PROMPTS: dict[str, Feature] = {"context": "context_tokens", "tokens": lambda
 
 @priced(Prefill, passes=_all_layers, features=_OF_PROMPTS, compiled=True)
 def _prefill(a: Arithmetic, op: Prefill) -> list[Work]:
-    _, dense = a.layer(op.batch, op.tokens, op.context_tokens)
+    _, *products = a.layer(op.batch, op.tokens, op.context_tokens)
     attended = ((n, a.attend_prompt(op.batch, op.tokens, op.context_tokens, window)) for n, window in a.spans)
     return [
         *((kernel, n * flop, n * n_bytes) for n, (kernel, flop, n_bytes) in attended),
-        (dense[0], a.layers * dense[1], a.layers * dense[2]),
+        *((kernel, a.layers * flop, a.layers * n_bytes) for kernel, flop, n_bytes in products),
         ("gemv", op.batch * a.head_flop, a.head_bytes),
     ]
 

@@ -314,5 +314,12 @@ def test_experts_are_read_as_far_as_tokens_choose_them_by_hand() -> None:
     [(_, flop, n_bytes)] = mixed(FeedForward(2))
     assert flop == pytest.approx(2 * 2 * (600 + (600 + 2 * (40 + 300)) / 3))
     assert n_bytes == pytest.approx(600 + (600 + 2 * (40 + 2.75 * 150)) / 3)
+    # Prompts: the experts apart, as each is multiplied with a quarter of the tokens, in two of three layers.
+    _, together, routed = mixed(Advance(2, 0))
+    assert routed == ("gemm", pytest.approx(2 * 2 * 2 / 3 * 150), pytest.approx(2 / 3 * 1.75 * 150))
+    assert together[1] == pytest.approx(2 * 2 * (600 - 200 + (600 + 2 * (40 + 150)) / 3))
+    assert together[2] == pytest.approx(600 - 200 + (600 + 2 * (40 + 150)) / 3)
+    _, last, none = mixed(PrefillHead(2, 0, final_layer=True))
+    assert (last[1:], none[1:]) == ((2 * 2 * 200 / 2, 200 / 2), (0, 0))
     assert mixed.model.layer_parameters == pytest.approx(600 + (600 + 2 * (40 + 750)) / 3)
     assert mixed.model.weight_bytes == pytest.approx(3 * mixed.model.layer_parameters + 2 * 1000 * 2)
