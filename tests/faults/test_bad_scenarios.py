@@ -153,7 +153,9 @@ def test_a_budget_beyond_the_device() -> None:
 def test_an_efficiency_that_no_kernel_has() -> None:
     Path("board.yaml").write_text(BOARD.replace("kind: gpu", "kind: gpu, efficiency: {gathr: 0.5}"))
     said = complaint()
-    assert said.startswith("board.yaml:4: device.processors.gpu.efficiency.gathr: 'gathr' is none of gemm, gemv")
+    assert said.startswith(
+        "board.yaml:4: device.processors.gpu.efficiency.gathr: 'gathr' is none of gemm, product, gemv"
+    )
     assert said.endswith("; did you mean 'gather'?")
 
 
