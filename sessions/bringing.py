@@ -98,4 +98,7 @@ class Bringing:
         if load is None:
             return {"read": self._block * whole}
         token = self._block / (load.progress.problem.layers * load.progress.problem.columns_per_chunk)
-        return {"read": self._block * whole + token * load.units_read, "streamed": token * load.units_streamed}
+        return {
+            "read": self._block * whole + token * load.arrivals.units_read,
+            "streamed": token * load.arrivals.units_streamed,
+        }

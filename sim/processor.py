@@ -47,15 +47,16 @@ class Processor(WorkQueue):
     ) -> None:
         super().__init__(env, name, tell)
         self._spec = spec
-        self._cost = _in_steps(cost, spec.dispatch_s)
+        self.dispatch_s = spec.dispatch_s
+        # What an op takes on the idle device, besides its dispatch.
+        self.cost = _in_steps(cost, spec.dispatch_s)
         # The last op, and what it costs: steps that follow one another are often the same one.
         self._priced: tuple[Op | None, Cost] = None, Cost(0.0)
         self._available = _available(name, load)
         self._bus = bus
         # When it can begin its first op; None: nobody has asked it to start.
         self._from_s = None if spec.load_s else 0.0
-        # Ops that ended, by end: for `speed`.
-        self._ends_s, self._nominals_s, self._actuals_s = array("d"), array("d"), array("d")
+        self._ended = _Ended()
         # Of the op that runs under the bus or beside others.
         self._pace = Pace(env, self._available, self._finish)
         self._running: TimedWork | None = None
@@ -80,10 +81,10 @@ class Processor(WorkQueue):
         """Run an op; fires with `result`. Its cost is asked for now."""
         last, cost = self._priced
         if op is not last:
-            cost = self._cost(op)
+            cost = self.cost(op)
             self._priced = op, cost
         work = TimedWork(self.env, self, cost.n_bytes, label, request, result)
-        return self.hand_over(work, self._spec.dispatch_s + cost.duration_s, after, priority)
+        return self.hand_over(work, self.dispatch_s + cost.duration_s, after, priority)
 
     def start(self) -> None:
         """Begin to load what its first op needs, unless that was begun before."""
@@ -96,14 +97,6 @@ class Processor(WorkQueue):
         """How long an op that comes now would wait for the processor's start."""
         return self._spec.load_s if self._from_s is None else max(0.0, self._from_s - self.env.now)
 
-    @property
-    def dispatch_s(self) -> float:
-        return self._spec.dispatch_s
-
-    def cost(self, op: Op) -> Cost:
-        """What an op takes on the idle device, besides its dispatch."""
-        return self._cost(op)
-
     def record(self, label: str, start_s: float, end_s: float, n_bytes: float) -> None:
         super().record(label, start_s, end_s, n_bytes)
         self.busy.add(start_s, end_s)
@@ -115,9 +108,7 @@ class Processor(WorkQueue):
 
     def speed(self, window_s: float) -> float | None:
         """Nominal over actual duration of the ops that ended in the last `window_s`; None when none did."""
-        first = bisect_left(self._ends_s, self.env.now - window_s)
-        actual_s = math.fsum(self._actuals_s[first:])
-        return math.fsum(self._nominals_s[first:]) / actual_s if actual_s else None
+        return self._ended.speed(self.env.now - window_s)
 
     def _begin(self, work: TimedWork) -> None:
         assert work.start_s is not None
@@ -126,20 +117,19 @@ class Processor(WorkQueue):
             self.start()
         # SimPy's clock begins with a whole number.
         work.start_s = float(work.start_s)
-        dispatch_s = self._spec.dispatch_s
+        dispatch_s = self.dispatch_s
         cost_s = work.nominal_s - dispatch_s
         if self._is_undisturbed:
             work.fire_in(work.start_s + dispatch_s + cost_s - self.env.now, self._end)
             return
         begins_s = self._pace.finish_s(work.start_s, dispatch_s)
-        under_bus = self._bus is not None and work.n_bytes and cost_s
-        if not under_bus and self._contention is None and self._heat is None:
+        bus = self._bus if work.n_bytes and cost_s else None
+        if bus is None and self._contention is None and self._heat is None:
             work.fire_in(self._pace.finish_s(begins_s, cost_s) - self.env.now, self._end)
             return
         self._running = work
-        if under_bus:
-            assert self._bus is not None
-            self._share = self._bus.join(work.n_bytes / cost_s, self._respeed)
+        if bus is not None:
+            self._share = bus.join(work.n_bytes / cost_s, self._respeed)
             self._bus_speed = self._share.speed
         self._pace.begin(cost_s, begins_s, self._speed())
         self._look_on_the_way()
@@ -168,11 +158,11 @@ class Processor(WorkQueue):
             self._look_on_the_way()
 
     def _finish(self) -> None:
-        assert self._running is not None
-        work, self._running = self._running, None
-        if self._share is not None:
-            assert self._bus is not None
-            share, self._share, self._bus_speed = self._share, None, 1.0
+        work, share = self._running, self._share
+        assert work is not None
+        self._running = self._share = None
+        if share is not None and self._bus is not None:
+            self._bus_speed = 1.0
             self._bus.leave(share)
         work.end_s = self.env.now
         work.succeed(work.result)
@@ -181,10 +171,25 @@ class Processor(WorkQueue):
     def _end(self, work: TimedWork) -> None:
         assert work.start_s is not None
         now = self.env.now
-        self._ends_s.append(now)
-        self._nominals_s.append(work.nominal_s)
-        self._actuals_s.append(now - work.start_s)
+        self._ended.add(now, work.nominal_s, now - work.start_s)
         super()._end(work)
+
+
+class _Ended:
+    """Ops that ended, by end."""
+
+    def __init__(self) -> None:
+        self._ends_s, self._nominals_s, self._actuals_s = array("d"), array("d"), array("d")
+
+    def add(self, end_s: float, nominal_s: float, actual_s: float) -> None:
+        self._ends_s.append(end_s)
+        self._nominals_s.append(nominal_s)
+        self._actuals_s.append(actual_s)
+
+    def speed(self, from_s: float) -> float | None:
+        first = bisect_left(self._ends_s, from_s)
+        actual_s = math.fsum(self._actuals_s[first:])
+        return math.fsum(self._nominals_s[first:]) / actual_s if actual_s else None
 
 
 def _available(name: str, load: RateTrace | None) -> RateTrace | None:

@@ -126,7 +126,8 @@ def context_reuse(
     yield load.done
     admission.end_load()
     loaded_s = env.now
-    values, all_values = load.values_by_level.total(), int(context.values.sum())
+    came = load.arrivals
+    values, all_values = came.values_by_level.total(), int(context.values.sum())
     records = []
     for turn in range(request.turns):
         if turn:
@@ -149,16 +150,16 @@ def context_reuse(
             record = replace(
                 record,
                 loaded_s=loaded_s,
-                units_computed=load.units_computed,
-                units=tuple(load.paths or ()),
-                units_streamed=load.units_streamed,
-                streamed_bytes=load.streamed_bytes,
-                wasted_bytes=load.wasted_bytes,
-                streamed_bits_per_value=8 * load.streamed_bytes / values if values else None,
-                shares_by_level={n: came / all_values for n, came in sorted(load.values_by_level.items())},
-                link_down=None if load.link_down is None else str(load.link_down),
-                units_unusable=load.units_unusable,
-                unusable=None if load.unusable is None else str(load.unusable),
+                units_computed=came.units_computed,
+                units=tuple(came.paths or ()),
+                units_streamed=came.units_streamed,
+                streamed_bytes=came.streamed_bytes,
+                wasted_bytes=came.wasted_bytes,
+                streamed_bits_per_value=8 * came.streamed_bytes / values if values else None,
+                shares_by_level={n: some / all_values for n, some in sorted(came.values_by_level.items())},
+                link_down=None if came.link_down is None else str(came.link_down),
+                units_unusable=came.units_unusable,
+                unusable=None if came.unusable is None else str(came.unusable),
             )
         if turn == request.turns - 1:
             admission.leave(lease)

@@ -20,7 +20,7 @@ from kvferry.specs.model import ModelSpec
 from kvferry.traces.chance import Source, generator
 
 # Ops whose price is kept, and how many of them: a cloud takes many that are alike, and so do thousands of devices.
-_KEPT_OPS, _KEPT = (DecodeStep, Prefill), 65_536
+_KEPT_OPS, _KEPT = (DecodeStep, Prefill, PrefillHead), 65_536
 
 
 class AttentionModel(Protocol):

@@ -197,12 +197,12 @@ def test_a_load_completes_with_each_unit_once(name: str, case: Case) -> None:
     assert progress.complete
     assert all(progress.present)
     # Whichever path won a race, a unit counts for one.
-    assert done.units_computed + done.units_streamed == progress.problem.units
+    assert done.arrivals.units_computed + done.arrivals.units_streamed == progress.problem.units
     # What was streamed counts with its own numbers, also where units of different lengths shared a transfer.
-    values = done.context.values
-    assert done.paths is not None
-    came = sum(values[unit.token_chunk, unit.layer, unit.head or 0] for unit in done.paths if unit.streamed)
-    assert done.values_by_level.total() == came
+    values, paths = case.context().values, done.arrivals.paths
+    assert paths is not None
+    came = sum(values[unit.token_chunk, unit.layer, unit.head or 0] for unit in paths if unit.streamed)
+    assert done.arrivals.values_by_level.total() == came
     assert len(set(witness.streamed)) == len(witness.streamed)
     assert set(witness.computed) | set(witness.streamed) == set(range(progress.problem.units))
 

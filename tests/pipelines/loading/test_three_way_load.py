@@ -82,7 +82,7 @@ def test_three_like_paths_bring_a_third_each() -> None:
     context = context_of((6, 2, 1))
     problem = problem_of(context, np.ones((6, 2, 1), bool))
     load = loaded(Steady(), context, problem, ThreeWayFerry())
-    assert (load.units_computed, load.units_streamed, load.units_read) == (4, 4, 4)
+    assert (load.arrivals.units_computed, load.arrivals.units_streamed, load.arrivals.units_read) == (4, 4, 4)
     assert load.machine.env.now == pytest.approx(4.0)
     two = loaded(Steady(), context, replace(problem, read_bytes=None), Ferry())
     assert two.machine.env.now == pytest.approx(6.0)
@@ -94,8 +94,8 @@ def test_what_does_not_lie_on_storage_is_not_read() -> None:
     load = loaded(
         Steady(storage=100.0), context_of((6, 2, 1)), problem_of(context_of((6, 2, 1)), readable), ThreeWayFerry()
     )
-    assert load.units_read == 2
-    assert load.units_computed + load.units_streamed == 10
+    assert load.arrivals.units_read == 2
+    assert load.arrivals.units_computed + load.arrivals.units_streamed == 10
 
 
 def test_what_a_slow_transfer_still_carries_is_read_once() -> None:
@@ -105,10 +105,10 @@ def test_what_a_slow_transfer_still_carries_is_read_once() -> None:
     problem = problem_of(context, np.ones((40, 2, 1), bool))
     machine = Steady(link=1e-3)
     load = loaded(machine, context, problem, ThreeWayFerry(), planned_bytes_per_s=100 * UNIT_BYTES)
-    assert load.units_read + load.units_computed == 80
+    assert load.arrivals.units_read + load.arrivals.units_computed == 80
     # Two paths bring one unit a second each.
     assert machine.env.now < 45
-    assert load.progress.read_bytes == load.units_read * UNIT_BYTES
+    assert load.progress.read_bytes == load.arrivals.units_read * UNIT_BYTES
 
 
 def test_what_lies_above_a_unit_that_came_by_another_path_is_brought_not_left_to_the_processor() -> None:
@@ -143,7 +143,7 @@ def test_a_load_completes_with_each_unit_once_and_never_below_the_bound(
     problem = problem_of(context, np.random.default_rng(seed).random(shape) < stored)
     load = loaded(Steady(link, storage), context, problem, ThreeWayFerry())
     assert load.progress.complete
-    assert load.units_computed + load.units_streamed + load.units_read == problem.units
+    assert load.arrivals.units_computed + load.arrivals.units_streamed + load.arrivals.units_read == problem.units
     if coupling == "per_head":
         least_s = three_way_bound_s(problem, UNIT_BYTES * link, UNIT_BYTES * storage)
         assert load.machine.env.now >= least_s * (1 - 1e-9)
