@@ -11,9 +11,9 @@ from kvferry.analysis.envelope import to_json
 from kvferry.analysis.folder import write_pictures
 from kvferry.analysis.reproduction.evidence import conditions_of, figures_of
 from kvferry.analysis.reproduction.left_out import coverage, left_out
-from kvferry.analysis.reproduction.paper import ExhibitSpec, OrderSpec, Paper, load_paper
+from kvferry.analysis.reproduction.paper import ExhibitSpec, Key, OrderSpec, Paper, load_paper
 from kvferry.analysis.reproduction.rate_errors import errors_by_device
-from kvferry.analysis.reproduction.results import Key, Progress, Results, carry_out
+from kvferry.analysis.reproduction.results import Progress, Results, carry_out
 from kvferry.analysis.reproduction.storage_errors import storage_coverage, storage_spread
 from kvferry.analysis.reproduction.sustained import compared
 from kvferry.analysis.reproduction.verdict import hits, median_of, verdict_of

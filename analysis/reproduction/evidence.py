@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from statistics import mean
 
-from kvferry.analysis.reproduction.paper import EvidenceSpec, Paper
-from kvferry.analysis.reproduction.results import Key, Results
+from kvferry.analysis.reproduction.paper import EvidenceSpec, Key, Paper
+from kvferry.analysis.reproduction.results import Results
 from kvferry.analysis.reproduction.verdict import Figure
 from kvferry.pipelines.workloads import WORKLOADS
 from kvferry.specs.scenario import Scenario
@@ -19,11 +19,11 @@ def figures_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> tuple[
 
 def _figure_with(seed: int, paper: Paper, evidence: EvidenceSpec, results: Results) -> Figure | None:
     """The answer with the seed at this place of the experiment's; None when no case has one."""
-    found = {case: _case_with(seed, evidence, case, results) for case in _cases(paper, evidence)}
+    found = {case: _case_with(seed, evidence, case, results) for case in paper.cases_of(evidence)}
     figures = [figure for figure in found.values() if figure is not None]
     if not figures:
         return None
-    done = all(results.rows[key][seed]["outcome"] == "done" for key in _keys(paper, evidence))
+    done = all(results.rows[key][seed]["outcome"] == "done" for key in paper.runs_of(evidence))
     value = max(figures) if evidence.take == "max" else mean(figures)
     return Figure(value=value, low=min(figures), high=max(figures), complete=done and len(figures) == len(found))
 
@@ -51,7 +51,7 @@ def _case_with(seed: int, evidence: EvidenceSpec, case: str, results: Results) -
 def conditions_of(paper: Paper, evidence: EvidenceSpec, results: Results) -> str:
     """What the paper leaves open and we had to choose: contexts, models, devices, links, bits, variants."""
     experiment = paper.experiments[evidence.experiment]
-    scenarios = {key.case: results.scenarios[key] for key in _keys(paper, evidence)}
+    scenarios = {key.case: results.scenarios[key] for key in paper.runs_of(evidence)}
     words = [experiment.title, _contexts(scenarios)]
     words += [
         " or ".join(dict.fromkeys(describe(scenario) for scenario in scenarios.values()))
@@ -81,18 +81,8 @@ def _variants(paper: Paper, evidence: EvidenceSpec, results: Results) -> Iterato
     for system in (evidence.system, *evidence.against):
         bits = [
             bits
-            for case in _cases(paper, evidence)
+            for case in paper.cases_of(evidence)
             if (bits := results.figure(Key(evidence.experiment, case, system), "streamed_bits_per_value")) is not None
         ]
         encoded = f", {mean(bits):.1f} bit/value" if bits else ""
         yield f"{system}: {paper.systems[system].about}{encoded}"
-
-
-def _cases(paper: Paper, evidence: EvidenceSpec) -> tuple[str, ...]:
-    return evidence.cases or tuple(paper.experiments[evidence.experiment].cases)
-
-
-def _keys(paper: Paper, evidence: EvidenceSpec) -> list[Key]:
-    cases = dict.fromkeys((*_cases(paper, evidence), *([evidence.less_case] if evidence.less_case else [])))
-    systems = (evidence.system, *evidence.against)
-    return [Key(evidence.experiment, case, system) for case in cases for system in systems]

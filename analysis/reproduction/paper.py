@@ -10,8 +10,9 @@ rates.csv         rates that people measured on their devices: cases and cells o
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
@@ -80,6 +81,14 @@ class ExperimentSpec(Spec):
     def cases_of(self, system: str) -> tuple[str, ...]:
         """The ones that a system is run in."""
         return tuple(case for case in self.cases if case in self.own.get(system, self.cases))
+
+
+class Key(NamedTuple):
+    """The key of a run: experiment, case and system, by name."""
+
+    experiment: str
+    case: str
+    system: str
 
 
 class EvidenceSpec(Spec):
@@ -220,11 +229,31 @@ class Paper:
     seeds: tuple[int, ...] = ()
 
     def seeds_of(self, experiment: str) -> tuple[int | None, ...]:
-        """The seeds with which an experiment is run; (None,): each scenario's own."""
+        """The seeds with which an experiment's claims are judged; (None,): each scenario's own."""
         spec = self.experiments[experiment]
         if any("seed" in settings for settings in (spec.settings, *spec.cases.values())):
             return (None,)
         return spec.seeds or self.seeds or (None,)
+
+    def seeds_of_run(self, key: Key) -> tuple[int | None, ...]:
+        """The experiment's seeds; the first of them for a run on which no claim and no printed cell rests."""
+        seeds = self.seeds_of(key.experiment)
+        return seeds if key in self._judged else seeds[:1]
+
+    def cases_of(self, evidence: EvidenceSpec) -> tuple[str, ...]:
+        """The cases over which a claim is made."""
+        return evidence.cases or tuple(self.experiments[evidence.experiment].cases)
+
+    def runs_of(self, evidence: EvidenceSpec) -> list[Key]:
+        """The runs behind a claim, case by case."""
+        cases = dict.fromkeys((*self.cases_of(evidence), *([evidence.less_case] if evidence.less_case else [])))
+        systems = (evidence.system, *evidence.against)
+        return [Key(evidence.experiment, case, system) for case in cases for system in systems]
+
+    @cached_property
+    def _judged(self) -> frozenset[Key]:
+        claimed = (key for evidence in self.evidence.values() for key in self.runs_of(evidence))
+        return frozenset((*claimed, *(Key(cell.experiment, cell.case, cell.system) for cell in self.cells)))
 
     def with_seeds(self, most: int) -> "Paper":
         """The same paper with no more than the first `most` seeds of each experiment."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvferry.analysis import style
-from kvferry.analysis.reproduction.paper import PanelSpec, Paper, PictureSpec
+from kvferry.analysis.reproduction.paper import Key, PanelSpec, Paper, PictureSpec
 from kvferry.analysis.reproduction.rate_errors import rates_picture
-from kvferry.analysis.reproduction.results import Key, Results
+from kvferry.analysis.reproduction.results import Results
 from kvferry.analysis.reproduction.sustained import sustained_picture
 from kvferry.analysis.reproduction.verdict import TOLERANCE, over_paper, ranges_over_paper
 from kvferry.analysis.settings import settings_of

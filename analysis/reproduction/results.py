@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.executors.choice import InProcess, executor_for
@@ -15,7 +15,7 @@ from kvferry.analysis.metrics import finish_s
 from kvferry.analysis.occupancy import union
 from kvferry.analysis.point import Point, Work
 from kvferry.analysis.reproduction.measurements import MEASUREMENTS, OF_WALL_TIME
-from kvferry.analysis.reproduction.paper import ExperimentSpec, Paper
+from kvferry.analysis.reproduction.paper import ExperimentSpec, Key, Paper
 from kvferry.analysis.sweep import run_points
 from kvferry.machine.span import Span
 from kvferry.pipelines.plugins import take_up, used
@@ -39,14 +39,6 @@ def run_in_flight(scenario: Scenario) -> Run:
 
 
 Progress = Callable[[int, int], None]
-
-
-class Key(NamedTuple):
-    """The key of a run: experiment, case and system, by name."""
-
-    experiment: str
-    case: str
-    system: str
 
 
 @dataclass(frozen=True)
@@ -87,9 +79,7 @@ def carry_out(
     """Run what the folder does not hold yet, with every seed, and measure what needs no run."""
     scenarios = scenarios_of(paper)
     points = [
-        (key, _with_seed(scenario, seed))
-        for key, scenario in scenarios.items()
-        for seed in paper.seeds_of(key.experiment)
+        (key, _with_seed(scenario, seed)) for key, scenario in scenarios.items() for seed in paper.seeds_of_run(key)
     ]
     simulated = [(key, point) for key, point in points if paper.experiments[key.experiment].by == "simulation"]
     # All systems over the same contexts one after the other: what is drawn of them is kept for a while.

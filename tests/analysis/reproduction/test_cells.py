@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvferry.analysis.reproduce import agreement_of
-from kvferry.analysis.reproduction.paper import PAPERS, PrintedCell, load_paper
-from kvferry.analysis.reproduction.results import Key, Results, scenarios_of
+from kvferry.analysis.reproduction.paper import PAPERS, Key, PrintedCell, load_paper
+from kvferry.analysis.reproduction.results import Results, scenarios_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

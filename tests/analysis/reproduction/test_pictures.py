@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tiny import LOADING
 
-from kvferry.analysis.reproduction.paper import PanelSpec
+from kvferry.analysis.reproduction.paper import Key, PanelSpec
 from kvferry.analysis.reproduction.pictures import _draw_panel, claims_picture
 from kvferry.analysis.reproduction.rate_errors import rates_picture
-from kvferry.analysis.reproduction.results import Key, Results
+from kvferry.analysis.reproduction.results import Results
 from kvferry.analysis.style import new_figure
 from kvferry.scenarios.loader import load_scenario
 

@@ -11,8 +11,8 @@ import pytest
 from kvferry.analysis.reproduce import report_of, reproduce_paper, write_report
 from kvferry.analysis.reproduction.evidence import figures_of
 from kvferry.analysis.reproduction.measurements import path_shares, solver_times
-from kvferry.analysis.reproduction.paper import Claim, EvidenceSpec, Paper, Statistic, load_paper
-from kvferry.analysis.reproduction.results import Key, Results, carry_out, run_in_flight, scenarios_of
+from kvferry.analysis.reproduction.paper import Claim, EvidenceSpec, Key, Paper, Statistic, load_paper
+from kvferry.analysis.reproduction.results import Results, carry_out, run_in_flight, scenarios_of
 from kvferry.analysis.reproduction.verdict import Figure, Verdict, median_of, verdict_of
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
@@ -291,8 +291,21 @@ def test_measurements_are_taken_on_all_cores_and_each_finds_its_run(papers: Path
     assert pooled.rows == alone.rows
     for key, scenario in scenarios_of(paper).items():
         if key.experiment == "shares":
-            found = [path_shares(scenario.model_copy(update={"seed": seed})) for seed in (1, 2, 3)]
-            assert pooled.rows[key] == [{"outcome": "done", **figures} for figures in found]
+            assert pooled.rows[key] == [{"outcome": "done", **path_shares(scenario)}]
+
+
+def test_a_run_on_which_nothing_is_judged_takes_the_first_seed(papers: Path) -> None:
+    # C1 compares both systems in both cases; without it C2 looks at one run. A printed cell is judged as well.
+    (papers / "small" / "claims.csv").write_text("".join(PAPER_FILES["claims.csv"].splitlines(keepends=True)[::2]))
+    exhibits = PAPER_FILES["exhibits.yaml"].replace("[C1, C2]", "[C2]")
+    (papers / "small" / "exhibits.yaml").write_text(exhibits)
+    paper = with_seeds(papers, ("  C1:", "  # C1:"))
+    (papers / "small" / "cells.csv").write_text("experiment,case,system,metric,printed\nmain,short,local,ttft_s,2.0\n")
+    judged = {key[1:] for key in scenarios_of(paper) if len(paper.seeds_of_run(key)) == 3}
+    assert judged == {("long", "stream")}
+    paper = load_paper("small", papers)
+    judged = {key[1:] for key in scenarios_of(paper) if len(paper.seeds_of_run(key)) == 3}
+    assert judged == {("long", "stream"), ("short", "local")}
 
 
 def test_an_experiment_that_sets_its_seed_keeps_it(papers: Path) -> None:
