@@ -182,7 +182,7 @@ def update_reads(scenario: Scenario) -> Figures:
     evolution.go(workload.output - 1)
     kept = evolution.kept
     assert isinstance(kept, MaintainedClusters), "keys join no clusters"
-    return {"update_read_entries": kept.unasked / (evolution.keys.kinds * plan.rows * (workload.output - 1))}
+    return {"update_read_entries": kept.splitting.unasked / (evolution.keys.kinds * plan.rows * (workload.output - 1))}
 
 
 def ttft_decrease(scenario: Scenario) -> Figures:

@@ -9,19 +9,27 @@ from kvferry.policies.decode.read_ahead import ReadAhead
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.slot_table import Resident
 
+# What leaves first. ``fifo``: the clusters that came first; ``lru``: not wanted for longest; ``lfu``: wanted most
+# rarely since they came. ``cluster-aligned``: the large ones, where clusters wanted lately count for more, as in
+# GreedyDual-Size (Cao and Irani, USITS 1997) with equal costs: a read is a command, whatever its length.
 Replacement = Literal["fifo", "lru", "lfu", "cluster-aligned"]
 # A cluster that was updated is wanted soon if at all (DynaKV, Tab. 2).
 RECENT_STEPS = 16
+# Greatest for what is worth most; the last one counts first.
+_VALUES: dict[Replacement, tuple[str, ...]] = {
+    "fifo": ("_came",),
+    "lru": ("_wanted",),
+    "lfu": ("_wanted", "_times"),
+    "cluster-aligned": ("_wanted", "_worth"),
+}
 
 
 class ClusterCache(Resident):
     """One layer's cache: every row keeps clusters of up to ``capacity_tokens`` together, from one look-up to the next.
 
-    What a step wants is in memory until the next one; then the clusters that are worth least leave until the rest fits.
-    ``fifo``: the ones that came first; ``lru``: not wanted for longest; ``lfu``: wanted most rarely since they
-    came. ``cluster-aligned``: the large ones first, where clusters wanted lately count for more, as in
-    GreedyDual-Size (Cao and Irani, USITS 1997) with equal costs: a read is a command, whatever its length. Before all
-    others those stay that were updated in the last steps, as far as ``reserved_share`` of the cache has room for them.
+    What a step wants is in memory until the next one; then clusters leave, as `replacement` says, until the rest fits.
+    With ``cluster-aligned`` those stay before all others that were updated in the last steps, as far as
+    ``reserved_share`` of the cache has room for them.
 
     Clusters that change stay: what is new of them is in memory at that time. A slot is the number of its block.
     """
@@ -69,8 +77,7 @@ class ClusterCache(Resident):
 
     def _left(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns what has left since it was asked last."""
-        dropped = np.concatenate([np.empty(0, np.int64), *self._dropped])
-        self._dropped = []
+        dropped, self._dropped = np.concatenate([np.empty(0, np.int64), *self._dropped]), []
         return self._places(dropped)
 
     def renew(self, changed: BlockRows, tokens: np.ndarray | None = None, made: Sequence[tuple[int, int]] = ()) -> None:
@@ -116,17 +123,12 @@ class ClusterCache(Resident):
         likely = likely[np.lexsort((likely, -self._times[likely]))]
         return likely[limit.fits(self._size[likely] * token_bytes)]
 
-    @property
-    def tokens(self) -> np.ndarray:
-        """Returns int64[rows]: tokens in the cache when the next step begins."""
-        self._settle()
-        held = np.flatnonzero(self._held)
-        return np.bincount(held // self.blocks, self._size[held], self.rows).astype(np.int64)
-
     def check(self) -> None:
         """AssertionError when more is kept than there is room for, or something without a size."""
-        assert (self.tokens <= self.capacity_tokens).all()
-        assert (self._size[self._held] > 0).all()
+        self._settle()
+        held = np.flatnonzero(self._held)
+        assert (np.bincount(held // self.blocks, self._size[held]) <= self.capacity_tokens).all()
+        assert (self._size[held] > 0).all()
 
     def _enter(self, flat: np.ndarray) -> None:
         self._wanted[flat] = self._now
@@ -147,21 +149,12 @@ class ClusterCache(Resident):
             return
         crowded = over[rows]
         flat, rows, sizes = flat[crowded], rows[crowded], sizes[crowded]
-        order = np.lexsort((*self._values(flat), -self._protected(flat, rows, sizes).astype(np.int64), rows))
+        values = [-getattr(self, name)[flat] for name in _VALUES[self._replacement]]
+        order = np.lexsort((flat, *values, -self._protected(flat, rows, sizes).astype(np.int64), rows))
         fits = _within(rows[order], sizes[order]) <= self.capacity_tokens
         leaving = flat[order][~fits]
         np.maximum.at(self._least, leaving // self.blocks, self._worth[leaving])
         self._drop(leaving)
-
-    def _values(self, flat: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Returns values, least for what is worth most, as keys of lexsort (the last one counts first)."""
-        if self._replacement == "fifo":
-            return flat, -self._came[flat]
-        if self._replacement == "lru":
-            return flat, -self._wanted[flat]
-        if self._replacement == "lfu":
-            return flat, -self._wanted[flat], -self._times[flat]
-        return flat, -self._wanted[flat], -self._worth[flat]
 
     def _protected(self, flat: np.ndarray, rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         """bool: updated lately, and within the room that is reserved for that."""

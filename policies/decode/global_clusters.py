@@ -96,5 +96,5 @@ class RegroupedClusters(MaintainedClusters):
                     self._refill(layer, of_kind, np.zeros(of_kind.shape))
 
     def _refill(self, layer: int, tokens: np.ndarray, variances: np.ndarray) -> Pieces:
-        self.variances[layer, :, : variances.shape[1]] = variances
+        self.splitting.variances[layer, :, : variances.shape[1]] = variances
         return self.places.refilled(layer, tokens)

@@ -2,6 +2,11 @@
 
 import numpy as np
 
+from kvferry.layouts.cluster_layout import PlacedClusters
+from kvferry.policies.decode.splits import ClusterSplit
+
+# Layer, row and both blocks of clusters that are to lie beside each other.
+Pairs = list[tuple[int, int, int, int]]
 # A bit for each of the last tokens.
 MOST_TOKENS = 64
 
@@ -21,6 +26,25 @@ class RetrievedTogether:
     def split(self, layer: int, row: int, block: int, new: int) -> None:
         """A part that leaves a block was retrieved when that was."""
         self.bits[layer, row, new] = self.bits[layer, row, block]
+
+    def paired(
+        self,
+        places: PlacedClusters,
+        layers: np.ndarray,
+        rows: np.ndarray,
+        here: np.ndarray,
+        splits: list[tuple[int, ClusterSplit]],
+    ) -> Pairs:
+        """Learns which clusters are `here`, in memory, bool[n, blocks], in this step; returns the pairs that those are
+        to make which it does not split."""
+        self.see(layers, rows, here)
+        partner = places.partners(layers, rows)
+        assert partner is not None
+        whole, at = here.copy(), layers * places.shape[1] + rows
+        for layer, split in splits:
+            whole[at == layer * places.shape[1] + split.row, split.block] = False
+        found = self.pairs(layers, rows, whole, partner)
+        return [(int(layers[n]), int(rows[n]), one, other) for n, one, other in found]
 
     def pairs(
         self, layers: np.ndarray, rows: np.ndarray, retrieved: np.ndarray, partner: np.ndarray

@@ -40,9 +40,9 @@ def test_what_a_real_run_assigned_is_replayed() -> None:
         for run in (live, simulated):
             assert isinstance(run.decode.now.kept, MaintainedClusters)
         real, modelled = live.decode.now.kept, simulated.decode.now.kept
-        assert [vars(real)[what] for what in COUNTED] == [vars(modelled)[what] for what in COUNTED]
+        assert [vars(real.splitting)[what] for what in COUNTED] == [vars(modelled.splitting)[what] for what in COUNTED]
         assert (real.places.all_tokens == modelled.places.all_tokens).all()
-        assert (real.waiting == modelled.waiting).all()
+        assert (real.splitting.waiting.counts == modelled.splitting.waiting.counts).all()
         assert live.decode.record.blocks_reused == simulated.decode.record.blocks_reused > 0
 
 
@@ -57,7 +57,7 @@ def test_every_layout_holds_every_token(toy: RunToy, layout: Any) -> None:
         blocks, kept = run.decode.now.blocks, run.decode.now.kept
         assert isinstance(blocks, PlacedClusters) and isinstance(kept, MaintainedClusters)
         blocks.check()
-        assert (blocks.all_tokens + kept.waiting).sum(axis=2).tolist() == [
+        assert (blocks.all_tokens + kept.splitting.waiting.counts).sum(axis=2).tolist() == [
             [50 + 16 - 1] * plan.rows
         ] * plan.model.layers
         assert 1 <= run.decode.record.accesses <= run.decode.record.accessed
@@ -81,7 +81,7 @@ def test_clusters_grow_split_and_are_written(toy: RunToy) -> None:
     with toy(plan) as run:
         clusters = run.decode.now.kept
         assert isinstance(clusters, MaintainedClusters)
-        assert min(clusters.splits, clusters.delayed) > 0
+        assert min(clusters.splitting.splits, clusters.splitting.delayed) > 0
         for layer in range(plan.model.layers):
             run.decode.now.layers[layer].resident.check()
             # Every row has every token, in clusters of different sizes.

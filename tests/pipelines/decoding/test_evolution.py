@@ -143,7 +143,7 @@ def test_every_key_is_in_one_cluster_and_the_books_agree(
             assert sizes.tolist() == kept.places.tokens_of(layer, np.full(len(blocks), of_layer), blocks).tolist()
             assert sizes.tolist() == keys.table.counts[row, : len(blocks)].tolist()
             waiting = np.bincount(labels[waits], minlength=len(blocks))
-            assert waiting.tolist() == kept.waiting[layer, of_layer, : len(blocks)].tolist()
+            assert waiting.tolist() == kept.splitting.waiting.counts[layer, of_layer, : len(blocks)].tolist()
             for block in blocks[sizes > 0]:
                 members = keys.keys[row, :end][(labels == block) & ~waits].astype(float)
                 exact = ((members - members.mean(0)) ** 2).sum(1).mean()
@@ -152,7 +152,7 @@ def test_every_key_is_in_one_cluster_and_the_books_agree(
                 assert found == pytest.approx(exact, rel=1e-6, abs=1e-9)
                 if not waiting[block]:
                     # Algorithm 1's own.
-                    assert kept.variances[layer, of_layer, block] == pytest.approx(exact, rel=1e-6, abs=1e-9)
+                    assert kept.splitting.variances[layer, of_layer, block] == pytest.approx(exact, rel=1e-6, abs=1e-9)
 
 
 def test_thresholds_of_zero_and_infinity() -> None:
@@ -174,7 +174,7 @@ def test_keys_that_are_all_equal_stay_together() -> None:
     run.go(90)
     assert isinstance(run.kept, MaintainedClusters)
     # One topic: no key is ever away from its centroid.
-    assert (run.kept.variances == 0).all()
+    assert (run.kept.splitting.variances == 0).all()
     assert run.kept.places.most(0) == 8
 
 

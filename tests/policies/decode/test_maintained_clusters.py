@@ -51,8 +51,8 @@ def test_a_key_near_enough_joins_whether_or_not_its_cluster_was_retrieved() -> N
     # Of five keys: 4/5 * (3 + 5/5) = 3.2, below 4.
     assert row.key(0, 5.0) == ([Joined(0, 0)], [])
     assert row.sizes == [5, 4]
-    np.testing.assert_allclose(row.kept.variances[0, 0, :2], [3.2, 3.0])
-    assert row.kept.thresholds[0, 0] == pytest.approx(4.0)
+    np.testing.assert_allclose(row.kept.splitting.variances[0, 0, :2], [3.2, 3.0])
+    assert row.kept.splitting.thresholds[0, 0] == pytest.approx(4.0)
 
 
 def test_a_cluster_beyond_the_threshold_is_cut_at_once_where_it_was_retrieved() -> None:
@@ -60,8 +60,8 @@ def test_a_cluster_beyond_the_threshold_is_cut_at_once_where_it_was_retrieved() 
     # 4/5 * (3 + 15/5) = 4.8. Three of the five stay, two leave for cluster 2.
     assert row.key(1, 15.0, 0, 1) == ([ClusterSplit(0, 1, 2, True, 5)], [])
     assert row.sizes == [4, 3, 2]
-    np.testing.assert_allclose(row.kept.variances[0, 0, :3], [3.0, 1.0, 2.0])
-    assert (row.kept.splits, row.kept.delayed) == (1, 0)
+    np.testing.assert_allclose(row.kept.splitting.variances[0, 0, :3], [3.0, 1.0, 2.0])
+    assert (row.kept.splitting.splits, row.kept.splitting.delayed) == (1, 0)
 
 
 def test_a_key_waits_until_its_cluster_is_retrieved() -> None:
@@ -76,7 +76,7 @@ def test_a_key_waits_until_its_cluster_is_retrieved() -> None:
     # A key joins cluster 0, and the flagged one is cut, now that it was retrieved: five keys and one that waited.
     assert row.key(0, 1.0, 1) == ([ClusterSplit(0, 1, 2, False, 6), Joined(0, 0)], [])
     assert row.sizes == [5, 3, 3]
-    assert (row.kept.splits, row.kept.delayed, row.kept.waiting.sum()) == (1, 1, 0)
+    assert (row.kept.splitting.splits, row.kept.splitting.delayed, row.kept.splitting.waiting.counts.sum()) == (1, 1, 0)
 
 
 def test_a_key_is_cut_together_with_what_waited() -> None:
@@ -97,16 +97,16 @@ def test_the_cluster_that_most_keys_wait_for_is_read_when_the_buffer_is_full() -
     # The third that waits: cluster 1 is read, and cut with its two; the one of cluster 0 waits on.
     assert row.key(1, 50.0) == ([ClusterSplit(0, 1, 2, True, 6)], [1])
     assert row.sizes == [4, 3, 3]
-    assert row.kept.waiting[0, 0].tolist() == [1, 0, 0, 0]
+    assert row.kept.splitting.waiting.counts[0, 0].tolist() == [1, 0, 0, 0]
     # Its four keys that lay on storage.
-    assert row.kept.unasked == 4
+    assert row.kept.splitting.unasked == 4
 
 
 def test_without_a_buffer_a_cluster_is_read_for_every_key_beyond_the_threshold() -> None:
     for buffer_tokens in (0, 1):
         row = Row(buffer_tokens=buffer_tokens)
         assert row.key(1, 15.0, 0) == ([ClusterSplit(0, 1, 2, True, 5)], [1])
-        assert row.kept.waiting.sum() == 0
+        assert row.kept.splitting.waiting.counts.sum() == 0
 
 
 def test_a_row_without_room_for_a_cluster_more_is_not_cut() -> None:
@@ -153,7 +153,7 @@ def test_a_cluster_without_room_is_read_and_moves() -> None:
     # Its pool holds four keys.
     assert row.key(1, 0.0, 0) == ([ClusterSplit(0, 1, None, True, 5)], [1])
     assert row.sizes == [4, 5]
-    assert row.kept.moves == 1
+    assert row.kept.splitting.moves == 1
     # One that was retrieved need not be read.
     assert row.key(0, 0.0, 0) == ([Joined(0, 0)], [])
-    assert row.kept.moves == 2
+    assert row.kept.splitting.moves == 2
