@@ -9,7 +9,7 @@ from kvferry.policies.decode.read_ahead import ReadAhead
 from kvferry.policies.decode.rows import BlockRows, Lookup
 from kvferry.policies.decode.slot_table import Resident
 
-# What leaves first. ``fifo``: the clusters that came first; ``lru``: not wanted for longest; ``lfu``: wanted most
+# The order in which clusters leave. ``fifo``: as they came; ``lru``: not wanted for longest; ``lfu``: wanted most
 # rarely since they came. ``cluster-aligned``: the large ones, where clusters wanted lately count for more, as in
 # GreedyDual-Size (Cao and Irani, USITS 1997) with equal costs: a read is a command, whatever its length.
 Replacement = Literal["fifo", "lru", "lfu", "cluster-aligned"]
