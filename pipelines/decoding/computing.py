@@ -16,6 +16,7 @@ from kvferry.machine.ops import (
     Split,
 )
 from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.block_reads import reads_alike
 from kvferry.pipelines.decoding.fetching import SwapIn
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
@@ -136,9 +137,9 @@ class AssignKeys(OfLayersAlike):
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         op = self.op(now.plan, now.kept.in_all_rows(layer), now.step, layer)
         now.layers[layer].assigned = ticket = now.machine.submit(op, after=after)
-        for n in now.decided_with(layer)[1:]:
+        for n in now.alike.decided_with(layer)[1:]:
             other = self.op(now.plan, now.kept.in_all_rows(n), now.step, n)
-            now.layers[n].assigned = now.foretold(other)
+            now.layers[n].assigned = now.alike.foretold(other)
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
@@ -166,7 +167,7 @@ class MaintainClusters(OfLayersAlike):
         assert found is not None
         kept, alike = clusters_of(now.kept), now.alike(layer)
         if alike:
-            if layers := now.decided_with(layer):
+            if layers := now.alike.decided_with(layer):
                 asked = kept.maintain_each([self._learned(now, n) for n in layers])
                 for n, of in zip(layers, asked, strict=True):
                     now.layers[n].asked = of
@@ -174,7 +175,7 @@ class MaintainClusters(OfLayersAlike):
             for other in (now.layers[n] for n in alike):
                 other.asked, other.maintained, other.cut = this.asked, None, None
             if (absent := self._absent(this.asked, found.wanted.rows)) is not None:
-                for other, reads in now.reads_alike(layer, *absent.places):
+                for other, reads in reads_alike(now, layer, *absent.places):
                     other.cut = reads
         if not this.asked:
             return now.done()

@@ -7,6 +7,7 @@ from kvferry.machine.answers import Selection
 from kvferry.machine.handles import Rebuilt
 from kvferry.machine.ops import Bookkeep, Extents, Reconstruct, Retrieve, Select
 from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.block_reads import choose_ahead, to_read
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts, Prices
 from kvferry.pipelines.decoding.stage_kind import After, OfLayersAlike, Worker
@@ -32,8 +33,8 @@ class ChooseBlocks(OfLayersAlike):
         # Blocks written while decoding can be chosen, too.
         op = self.op(now.plan, now.kept.stored(layer), now.step, layer)
         now.layers[layer].chosen = ticket = now.machine.submit(op, after=after)
-        for other in now.decided_with(layer)[1:]:
-            now.layers[other].chosen = now.foretold(self.op(now.plan, now.kept.stored(other), now.step, other))
+        for other in now.alike.decided_with(layer)[1:]:
+            now.layers[other].chosen = now.alike.foretold(self.op(now.plan, now.kept.stored(other), now.step, other))
         return ticket
 
     def parts(self, prices: Prices) -> Parts:
@@ -100,9 +101,9 @@ class LookUp(OfLayersAlike):
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         this = now.layers[layer]
         alike = now.alike(layer)
-        if alike and (layers := now.decided_with(layer)):
+        if alike and (layers := now.alike.decided_with(layer)):
             wanted = [wanted_blocks(now, n) for n in layers]
-            for n, of, (_, tokens) in zip(layers, now.look_up(layers, wanted), wanted, strict=True):
+            for n, of, (_, tokens) in zip(layers, now.alike.look_up(layers, wanted), wanted, strict=True):
                 self._found(now, n, of, tokens)
         found = this.found
         assert found is not None
@@ -168,7 +169,7 @@ class BringMissing(OfLayersAlike):
         this = now.layers[layer]
         found = this.found
         assert found is not None
-        reads = now.to_read(layer)
+        reads = to_read(now, layer)
         if not now.away(layer):
             return now.there(layer, after)
         now.record.reads(now.layers[n].reads for n in now.alike(layer))
@@ -203,14 +204,14 @@ class SwapIn(OfLayersAlike):
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         coming, now.coming = now.coming, None
         if coming is None and now.alike(layer):
-            now.choose_ahead(layer)
+            choose_ahead(now, layer)
         return coming or self._move(now, layer, after) or (after[0] if after else now.done())
 
     def begin_next_step(self, now: DecodeState, update: Update) -> None:
         """Begins the first layer of the next step, beside the output head of this one: without what this step changes,
         which is written behind the head."""
         if not now.last and not now.plan.layout.moves:
-            now.choose_ahead(0, changed_blocks(update, 0))
+            choose_ahead(now, 0, changed_blocks(update, 0))
             now.coming = self._move(now, 0, ())
 
     @staticmethod

@@ -126,7 +126,7 @@ class StagedSteps:
         machine = now.machine
         self._now, self._env, self._storage = now, machine.env, foresight.storage
         now.machine = self._machine = ForeseenMachine(machine.env, foresight, machine.memory_of)
-        now.tell_apart(kinds, self._machine.foretold)
+        now.alike.tell_apart(kinds, self._machine.foretold, swaps=now.plan.roles.residency.swaps)
         # By the first of some stages, what they read last, and its prices.
         self._priced = dict[int, tuple[list[Ranges], list[PricedRead] | None]]()
         stages = now.plan.stages
@@ -138,7 +138,7 @@ class StagedSteps:
                 [place[key] for key in s.after],
                 s.awaited,
                 [place[s.kind, other] for other in now.alike(s.layer)[1:] if (s.kind, other) in place],
-                [place[s.kind, other] for other in now.decided_with(s.layer)[1:] if (s.kind, other) in place],
+                [place[s.kind, other] for other in now.alike.decided_with(s.layer)[1:] if (s.kind, other) in place],
             )
             for s in stages
         ]

@@ -1,9 +1,9 @@
 """The state of a batch under way: the machine, the plan, and what the roles and the present step hold."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Unpack, cast
+from typing import Protocol, Unpack
 
 import numpy as np
 import simpy
@@ -14,20 +14,16 @@ from kvferry.machine.machine import Asked, MemoryPool
 from kvferry.machine.memory import GrowingLeases
 from kvferry.machine.ops import Extents, Op
 from kvferry.machine.ticket import Ticket
+from kvferry.pipelines.decoding.alike_layers import AlikeLayers
+from kvferry.pipelines.decoding.layer_state import LayerState
 from kvferry.pipelines.decoding.noted import Notes
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.policies.decode.caches_of_layers import CachesOfLayers
-from kvferry.policies.decode.cluster_cache import ClusterCache
-from kvferry.policies.decode.kept_clusters import Maintenance
 from kvferry.policies.decode.residency import AllThere
-from kvferry.policies.decode.rows import BlockRows, Lookup
+from kvferry.policies.decode.rows import Lookup
 from kvferry.policies.decode.slot_table import Resident
 from kvferry.policies.decode.spans import gaps
 from kvferry.policies.decode.upkeep import Ahead, Kept, Update
 from kvferry.specs.tier import Tier
-
-# Tells what an op that is handed over later in a step will be answered.
-Foretold = Callable[[Op], Ticket]
 
 
 @dataclass
@@ -101,33 +97,6 @@ class StageMachine(Protocol):
     def memory_of(self, tier: Tier) -> MemoryPool: ...
 
 
-@dataclass(slots=True)
-class LayerState:
-    """The present step's state of a layer, and what is kept of it."""
-
-    resident: Resident
-    # Moves of its KV to another tier.
-    arriving: tuple[Ticket, ...] = ()
-    # The machine's choice, where its blocks are (None: all are on their way), and how they are read.
-    chosen: Ticket | None = None
-    found: Lookup | None = None
-    reads: Reads | None = None
-    # Tokens of a sequence that they hold, and each of them (None: all are full); entries of them that come from
-    # elsewhere.
-    tokens: int = 0
-    block_tokens: np.ndarray | None = None
-    brought: int = 0
-    # Reads of blocks that it is likely to want, where these are swapped.
-    swapped: Reads | None = None
-    # The clusters of its context, and the one that each new key belongs to.
-    clustered: Ticket | None = None
-    assigned: Ticket | None = None
-    # Maintenance of its clusters in this step, the work on them, and reads of those that no query has brought.
-    asked: Maintenance = ()
-    maintained: Ticket | None = None
-    cut: Reads | None = None
-
-
 class DecodeState:
     """State that the stages of one batch share: the machine, the plan, and the roles' state so far."""
 
@@ -144,14 +113,8 @@ class DecodeState:
         # One for all layers where one choice serves them. It knows the slots of layers in the processor's memory too,
         # so that these are filled when a layer moves away.
         self._shared = self._resident("host") if roles.selector.for_all_layers else None
-        residents = [self._shared or self._resident(tier) for tier in self.tiers]
-        self.layers = [LayerState(one) for one in residents]
-        # By layer, the ones that are answered alike and have the same blocks: what a step finds in the first of them
-        # goes for all.
-        self._alike = [[n] for n in range(len(residents))]
-        # Layers told apart whose caches are swapped, with these, and answers to ops that come later in a step.
-        self._together: tuple[list[int], CachesOfLayers] | None = None
-        self._foretold: Foretold | None = None
+        self.layers = [LayerState(self._shared or self._resident(tier)) for tier in self.tiers]
+        self.alike = AlikeLayers(self.layers)
         self.step = self._skipped = 0
         # Whether the step under way is the last one, and what that leaves to be written behind which ticket.
         self.last = False
@@ -161,43 +124,7 @@ class DecodeState:
         self._done: Ticket | None = None
         self._held = GrowingLeases(machine.memory_of)
         # The last look-up that was read, its layer, and the reads.
-        self._read_last: tuple[Lookup, int, Reads] | None = None
-
-    def tell_apart(self, kinds: int, foretold: Foretold) -> None:
-        """Only the first layers are told apart from now on, and those behind are each like one of them, in turn: of
-        `kinds` kinds, and the very first by itself where something of it comes beside the output head."""
-        self._foretold = foretold
-        first = int(self.plan.roles.residency.swaps)
-        self._alike = [[] for _ in self.layers]
-        for n in range(len(self.layers)):
-            self._alike[n if n < first else first + (n - first) % kinds].append(n)
-        apart = [layer for layer in range(first, len(self.layers)) if self._alike[layer]]
-        caches = [self.layers[layer].resident for layer in apart]
-        if caches and self.plan.roles.residency.swaps and all(isinstance(cache, ClusterCache) for cache in caches):
-            self._together = apart, CachesOfLayers(cast(list[ClusterCache], caches))
-
-    def alike(self, layer: int) -> Sequence[int]:
-        """Returns this layer and the ones behind that are like it; none for one that is like an earlier one."""
-        return self._alike[layer]
-
-    def decided_with(self, layer: int) -> Sequence[int]:
-        """Returns the layers told apart whose blocks are chosen, looked up and maintained with this one's, itself
-        first; none where that was done with an earlier one's."""
-        if self._together is None or layer not in self._together[0]:
-            return (layer,)
-        layers = self._together[0]
-        return layers if layer == layers[0] else ()
-
-    def foretold(self, op: Op) -> Ticket:
-        """Returns what an op of a layer that is decided with an earlier one will be answered."""
-        assert self._foretold is not None
-        return self._foretold(op)
-
-    def look_up(self, layers: Sequence[int], wanted: Sequence[tuple[BlockRows, np.ndarray | None]]) -> list[Lookup]:
-        """Finds the wanted blocks of layers that are decided together, with the tokens in each."""
-        if len(layers) == 1 or self._together is None:
-            return [self.layers[n].resident.look_up(*of) for n, of in zip(layers, wanted, strict=True)]
-        return self._together[1].look_up_each([(blocks, tokens) for blocks, tokens in wanted if tokens is not None])
+        self.read_last: tuple[Lookup, int, Reads] | None = None
 
     def away(self, layer: int) -> bool:
         """A layer's KV lies outside the processor's memory."""
@@ -271,51 +198,6 @@ class DecodeState:
             return None
         reads = self.layers[layer].reads
         return self.whole(layer) if reads is None else Extents(*reads.ranges)
-
-    def to_read(self, layer: int) -> Reads:
-        """Returns how a layer's blocks are read: the blocks missing from their slots, or all wanted ones where nothing
-        is kept."""
-        found = self.layers[layer].found
-        assert found is not None
-        if self._read_last is not None and self._read_last[0] is found and isinstance(self.blocks, Layout):
-            # One choice for all layers, at the same places in each.
-            _, like, of = self._read_last
-            self.layers[layer].reads = reads = self.blocks.reads_like(of, like, layer)
-            return reads
-        if self.alike(layer) and (layers := self.decided_with(layer)):
-            lookups = [each for n in layers if (each := self.layers[n].found) is not None]
-            places = [each.wanted.places if each.slots is None else each.to_move for each in lookups]
-            wanted = [(np.array(self.alike(n)), *at) for n, at in zip(layers, places, strict=True)]
-            for (alike, *_), of_layers in zip(wanted, self.blocks.reads_together(wanted), strict=True):
-                for n, one in zip(alike.tolist(), of_layers, strict=True):
-                    self.layers[n].reads = one
-        own = self.layers[layer].reads
-        assert own is not None
-        self._read_last = found, layer, own
-        return own
-
-    def reads_alike(self, layer: int, rows: np.ndarray, ids: np.ndarray) -> Iterator[tuple[LayerState, Reads]]:
-        """Yields layers that are like this one, with how the same blocks of each are read."""
-        alike = self.alike(layer)
-        (found,) = self.blocks.reads_together([(np.array(alike), rows, ids)])
-        for other, reads in zip(alike, found, strict=True):
-            yield self.layers[other], reads
-
-    def choose_ahead(self, layer: int, changing: BlockRows | None = None) -> None:
-        """Chooses what is likely of a layer whose cache is swapped, and of the ones that are like it, without what is
-        `changing`. Of layers that are decided together, the call for the first one chooses for all, and later calls do
-        nothing."""
-        staying, token_bytes = self.plan.staying, self.plan.token_bytes
-        if not (layers := self.decided_with(layer)):
-            return
-        if self._together is None or len(layers) == 1:
-            places = [self.layers[n].resident.ahead(staying.ahead, token_bytes, changing) for n in layers]
-        else:
-            places = self._together[1].ahead_each(staying.ahead, token_bytes)
-        wanted = [(np.array(self.alike(n)), *at) for n, at in zip(layers, places, strict=True)]
-        for (alike, *_), reads in zip(wanted, self.blocks.reads_together(wanted), strict=True):
-            for n, found in zip(alike.tolist(), reads, strict=True):
-                self.layers[n].swapped = found if len(found.offsets) else None
 
     def there(self, layer: int, after: Sequence[Ticket]) -> Ticket:
         """Fires when a layer's KV is in the processor's memory, where its placement may have begun to move it in this

@@ -12,6 +12,7 @@ from tiny import DECODING, tiny
 
 from kvferry.layouts.layout import Layout
 from kvferry.layouts.pieces import Reads
+from kvferry.pipelines.decoding import fetching
 from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.pipelines.run import run_scenario
 
@@ -37,14 +38,14 @@ class Numbered:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wrong: list[str] = []
         self.read, self.layers, self.rows = 0, set[int](), set[int]()
-        really = DecodeState.to_read
+        really = fetching.to_read
 
         def to_read(state: DecodeState, layer: int) -> Reads:
             found = really(state, layer)
             self._compare(state, layer, found)
             return found
 
-        monkeypatch.setattr(DecodeState, "to_read", to_read)
+        monkeypatch.setattr(fetching, "to_read", to_read)
         for how in ("foreseeable", "foreseeable_by_stages"):
             monkeypatch.setattr(f"kvferry.pipelines.decoding.decode.{how}", lambda plan, foresight: False)
 
