@@ -145,7 +145,7 @@ def test_all_clusters_are_full_attention(model: Any, tmp_path: Path, per_head: b
     decoding = ClusterDecoding(model, tmp_path, wanted, context=26, batch=2, output=20)
     answers = decoding.run()
     assert far_apart(model, decoding, answers) < 1e-4
-    assert min(decoding.kept.splits, decoding.kept.moves) > 0
+    assert min(decoding.kept.splitting.splits, decoding.kept.splitting.moves) > 0
 
 
 def test_what_is_selected_is_less_and_all_is_kept(model: Any, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_is_selected_is_less_and_all_is_kept(model: Any, tmp_path: Path) ->
     decoding = ClusterDecoding(model, tmp_path, wanted, context=26, batch=2, output=20)
     decoding.run()
     kept, index = decoding.kept, decoding.runner._index
-    assert min(kept.splits, kept.delayed, kept.moves) > 0
+    assert min(kept.splitting.splits, kept.splitting.delayed, kept.splitting.moves) > 0
     assert decoding.flow.record.blocks_reused > 0
     for layer in range(decoding.plan.model.layers):
         entries = torch.cat(decoding.computed[layer], dim=1)
