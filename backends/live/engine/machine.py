@@ -279,11 +279,12 @@ class LiveMachine:
         # A machine that fetches nothing observes its messages.
         link = self._link or (self.access and self.access.down)
         with self.env.lock:
+            goodput_bytes_per_s, link_utilisation = link.observe(window_s) if link else (None, 0.0)
             return Facts(
                 now_s=self.env.now,
                 window_s=window_s,
-                goodput_bytes_per_s=link.goodput_bytes_per_s(window_s) if link else None,
-                link_utilisation=link.utilisation(window_s) if link else 0.0,
+                goodput_bytes_per_s=goodput_bytes_per_s,
+                link_utilisation=link_utilisation,
                 compute_utilisation=main.utilisation(window_s),
                 compute_speed=main.speed(window_s),
                 compute_queue=main.queued,
