@@ -183,7 +183,7 @@ def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
     if isinstance(storage, PacedStorage | MappedStorage):
         found |= {"storage_batches": storage.batches, "storage_batches_late": storage.late}
     if isinstance(storage, MappedStorage):
-        found |= {"faulted_bytes": storage.faulted_bytes, "mapped_bytes": storage.peak_bytes}
+        found |= {"faulted_bytes": storage.pages.faulted_bytes, "mapped_bytes": storage.pages.peak_bytes}
     return found
 
 
