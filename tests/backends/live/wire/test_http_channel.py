@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
-from kvferry.backends.live.wire import caller, reception
+from kvferry.backends.live.wire import caller, open_sockets, reception
 from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
 from kvferry.backends.live.wire.event import KINDS, MESSAGE, NoEvent, as_sent, events, read, written
 from kvferry.backends.live.wire.reception import Reception
@@ -360,7 +360,7 @@ def test_a_cloud_that_is_cut_off_before_this_thread_goes_on(monkeypatch: pytest.
             super().start()
             self.join()
 
-    monkeypatch.setattr(caller, "Timer", Overtaking)
+    monkeypatch.setattr(open_sockets, "Timer", Overtaking)
     monkeypatch.setattr(caller, "ANSWER_S", 0.05)
     got, error = heard(stranger(b"HTTP/1.1 200", keep=1.0))
     assert (got, type(error)) == ([], ChannelUnreachable)
