@@ -182,7 +182,8 @@ class Reception:
         silent = [
             (since_s, names)
             for names in alive
-            if (channel := self._channels.get(names)) is not None and (since_s := channel.waits_since_s) is not None
+            if (channel := self._channels.get(names)) is not None
+            and (since_s := channel.incoming.waits_since_s) is not None
         ]
         if not silent:
             return False
