@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
-from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
+from kvferry.backends.live.decoding.cluster_format import ClusterFormat
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.backends.live.decoding.kept_file import data_bytes

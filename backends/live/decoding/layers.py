@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from kvferry.backends.live.decoding.answers import Answers, Listener, unheard
 from kvferry.backends.live.decoding.block_format import BlockFormat
 from kvferry.backends.live.decoding.blocks import StoredBlocks
-from kvferry.backends.live.decoding.cluster_blocks import ClusterBlocks, ClusterFormat
+from kvferry.backends.live.decoding.cluster_blocks import ClusterBlocks
+from kvferry.backends.live.decoding.cluster_format import ClusterFormat
 from kvferry.backends.live.decoding.entry_log import ClusterLog, EntryLog
 from kvferry.backends.live.decoding.indexes.centroids import Centroids
 from kvferry.backends.live.decoding.indexes.index import Index
@@ -136,7 +137,6 @@ class Layers(RegisteredOps):
         self._attended: torch.Tensor | None = None
         # The next layer's, if it was projected.
         self._projected: Projected | None = None
-        # Layers that the hidden state has passed.
         self._depth = 0
         # Step after step, layer after layer, or one for all layers.
         self.chosen: list[Selection] = []
