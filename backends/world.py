@@ -107,8 +107,9 @@ class Crowd(Protocol):
 
     def device(self, n: int, link: LinkSpec | None = None) -> Machine:
         """Returns the machine of the n-th device, the first being the scenario's own, for as long as it has something
-        to do: until ``leave``. `link`: its own way to the network; None: the scenario's. Raises InputError in a world
-        that has no such device."""
+        to do: until ``leave``. `link`: its own way to the network; None: the scenario's. In a modelled world the spans
+        of all but the first are kept together, as of ``devices``, and each begins its link's trace at a time of its
+        own. Raises InputError in a world that has no such device."""
         ...
 
     def leave(self, n: int) -> None:

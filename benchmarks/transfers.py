@@ -68,7 +68,7 @@ def link(flows: int, trace: RateTrace, rtt_s: float) -> Callable[[simpy.Environm
         for flow in range(flows):
             env.process(request(flow))
         env.run()
-        link.check()
+        link.bottleneck.check()
         assert len(spans) == TRANSFERS
 
     return run

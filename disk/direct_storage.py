@@ -152,8 +152,7 @@ class Storage:
             memory = self._buffers.take(int(ends[-1]) if len(ends) else 0)
             commands = Commands.of(offsets - before, ats, sizes, self._command_bytes)
             self._threads.run(commands, memory, writing=False)
-            if self._sums is not None:
-                self._parts.check(blocks_of(offsets - before, sizes), memory)
+            self._parts.check(offsets - before, sizes, memory)
         return Data(memory, ats + before, lengths, lambda: self._buffers.give_back(memory))
 
     def write(self, extents: Extents, data: bytes | bytearray | memoryview) -> None:

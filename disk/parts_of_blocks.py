@@ -4,7 +4,7 @@ from threading import Lock
 
 import numpy as np
 
-from kvferry.disk.block_sums import BlockSums, changed_block
+from kvferry.disk.block_sums import BlockSums, blocks_of, changed_block
 from kvferry.disk.opened_file import BLOCK_BYTES, Commands, StorageFile
 from kvferry.disk.threads import Threads
 from kvferry.system.aligned_memory import Buffers
@@ -14,7 +14,8 @@ _COPIED_BYTES = 32 << 20
 
 
 class PartsOfBlocks:
-    """Writes parts of a file's blocks, one thread at a time, and checks blocks while others may write parts of them."""
+    """Writes whole blocks from memory that is not aligned, and parts of blocks, these one thread at a time; and checks
+    blocks while others may write parts of them. `sums` of the file's blocks; None: nothing is checked."""
 
     def __init__(
         self, file: StorageFile, threads: Threads, block_bytes: int, command_bytes: int, sums: BlockSums | None
@@ -24,9 +25,12 @@ class PartsOfBlocks:
         # Held while blocks at the edges of extents are read, changed and written.
         self._edges = Lock()
 
-    def check(self, blocks: np.ndarray, memory: memoryview) -> None:
-        """Raise StorageError unless these blocks, which lie in memory one after the other, are as they were written."""
-        assert self._sums is not None
+    def check(self, offsets: np.ndarray, sizes: np.ndarray, memory: memoryview) -> None:
+        """Raise StorageError unless the blocks at these offsets, which lie in memory one after the other, are as they
+        were written."""
+        if self._sums is None:
+            return
+        blocks = blocks_of(offsets, sizes)
         for place in self._sums.changed(blocks, memory[: len(blocks) * BLOCK_BYTES]).tolist():
             block, there = blocks[place : place + 1], memory[place * BLOCK_BYTES :][:BLOCK_BYTES]
             offset = int(block[0]) * BLOCK_BYTES

@@ -48,10 +48,11 @@ class Decoder:
 
     def token_ids(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Prompts of one length as int64[prompts, tokens]. Raises InputError for ids that the model does not have."""
-        ids = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.long, device=self.device)
+        # Checked before they go to the device, which would have to be waited for.
+        ids = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.long)
         if not ids.numel() or ids.min() < 0 or ids.max() >= self.vocabulary:
             raise InputError(f"token ids must be at least one, and lie in 0..{self.vocabulary - 1}")
-        return ids
+        return ids.to(self.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token ids [1, tokens] to the hidden state below the first layer."""

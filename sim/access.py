@@ -139,7 +139,7 @@ class Accesses:
 
         def way_s() -> float:
             now = self._env.now
-            up_s = 0.0 if here is None else here.ways_s(here.up.queued_s([now], n_bytes))[0] - now
+            up_s = 0.0 if here is None else here.ways_s(here.up.trace.finish_in_turn_s([now], n_bytes))[0] - now
             return up_s + there.way_s()
 
         return there.down.stream(("message", sender, receiver), n_bytes, way_s)
@@ -164,8 +164,10 @@ class Accesses:
         times_s = sent_s
         if here is not None:
             half_s = here.rtt_s / 2
-            times_s = [time_s + half_s for time_s in here.up.queued_s(times_s, n_bytes, behind_s - half_s)]
+            times_s = [
+                time_s + half_s for time_s in here.up.trace.finish_in_turn_s(times_s, n_bytes, behind_s - half_s)
+            ]
         if there is not None:
             half_s = there.rtt_s / 2
-            times_s = there.down.queued_s([time_s + half_s for time_s in times_s], n_bytes, behind_s)
+            times_s = there.down.trace.finish_in_turn_s([time_s + half_s for time_s in times_s], n_bytes, behind_s)
         return times_s

@@ -73,7 +73,7 @@ def test_what_servers_take() -> None:
 @pytest.mark.torch
 def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
     pytest.importorskip("uvicorn")
-    from kvferry.backends.live.wire import caller, channel, event, reception
+    from kvferry.backends.live.wire import caller, channel, event, reception, served_wires
     from kvferry.cloud import asked, messages
     from kvferry.pipelines.assist import cloud
     from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS
@@ -93,7 +93,7 @@ def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
         f"{reception._WAITING_MESSAGES} such messages each way, {waiting} at most (of it, as in memory); "
         "then its channel ends"
     )
-    assert said["devices of `serve-cloud`"].startswith(f"{reception.MOST_CHANNELS}; the longest silent makes room")
+    assert said["devices of `serve-cloud`"].startswith(f"{served_wires.MOST_CHANNELS}; the longest silent makes room")
     assert said["a device that drafts"] == (
         f"{cloud._DRAFTS_S:g} s between rounds; its slot is another's behind {cloud._SLOT_S:g} s of silence until it "
         f"drafts again, its memory behind {cloud._FIRST_DRAFTS_S:g} s before the first round and "
@@ -111,18 +111,19 @@ def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
 @pytest.mark.torch
 def test_what_all_devices_may_have_at_once() -> None:
     pytest.importorskip("uvicorn")
-    from kvferry.backends.live.wire import channel, event, reception
+    from kvferry.backends.live.wire import channel, event, reception, served_wires
     from kvferry.cloud import asked, connections
 
     # pd_device/live: prompts of 2Ki tokens, answers of 48.
     live_bytes = asked.Served.around(2048, 48).message_bytes
     waiting = (
-        reception.MOST_CHANNELS * channel.MOST_WAITING_BYTES,
-        (reception.MOST_CHANNELS * reception._WAITING_MESSAGES * live_bytes),
+        served_wires.MOST_CHANNELS * channel.MOST_WAITING_BYTES,
+        (served_wires.MOST_CHANNELS * reception._WAITING_MESSAGES * live_bytes),
     )
     coming = connections.MOST_CONNECTIONS * event.MOST_EVENT_BYTES, connections.MOST_CONNECTIONS * live_bytes
     assert (
-        f"at the largest scenario {reception.MOST_CHANNELS} may have {waiting[0] / 1e9:.1f} GB waiting each way, and "
+        f"at the largest scenario {served_wires.MOST_CHANNELS} may have {waiting[0] / 1e9:.1f} GB waiting each way, "
+        "and "
         f"{connections.MOST_CONNECTIONS} connections {coming[0] / 1e9:.1f} GB of bodies on their way; at "
         f"`pd_device/live`, with messages up to {live_bytes / MIB:.2f} MiB, {waiting[1] / 1e6:.0f} and "
         f"{coming[1] / 1e6:.0f} MB."

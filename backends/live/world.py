@@ -170,7 +170,7 @@ class LiveWorld(WholeWorld):
         return {}
 
     def storage_utilisation(self, until_s: float) -> float:
-        return self.machine.storage_busy.utilisation(0.0, until_s)
+        return self.machine.storage.busy.utilisation(0.0, until_s)
 
     def measured(self) -> dict[str, Any]:
         """Memory that the process holds, and what the device's parts observed. What a further machine's parts observed

@@ -12,6 +12,7 @@ from kvferry.machine.channel import Channel
 from kvferry.machine.handling import Forget, Handling
 from kvferry.machine.machine import Facts, Outside
 from kvferry.machine.memory import BudgetedPool
+from kvferry.machine.observed import observed
 from kvferry.machine.ops import Chunks, Decompress, Extents, KvRef, Op
 from kvferry.machine.span import Tell
 from kvferry.machine.ticket import Ticket
@@ -166,20 +167,8 @@ class SimMachine:
         return self._switchboard.open(self.name, peer)
 
     def observe(self, window_s: float) -> Facts:
-        main, link = self._main, self.link
-        goodput_bytes_per_s, link_utilisation = link.observe(window_s) if link else (None, 0.0)
-        return Facts(
-            now_s=self.env.now,
-            window_s=window_s,
-            goodput_bytes_per_s=goodput_bytes_per_s,
-            link_utilisation=link_utilisation,
-            compute_utilisation=main.utilisation(window_s),
-            compute_speed=main.speed(window_s),
-            compute_queue=main.queued,
-            link_queue=link.queued if link else 0,
-            free_bytes=self.memory.free_bytes,
-            starting_s=main.starting_s,
-        )
+        main = self._main
+        return observed(self.env.now, window_s, main, self.link, self.memory.free_bytes, main.starting_s)
 
 
 def _or_endless(capacity_bytes: float | None) -> float:

@@ -41,8 +41,8 @@ def test_what_was_written_is_read_from_far_less_memory(tmp_path: Path) -> None:
             assert (last == content[7 * MIB :]).all()
             read.release()
         # Going round through more than memory holds, everything faults again every time.
-        assert storage.faulted_bytes == 4 * MIB
-        assert storage.peak_bytes == MIB
+        assert storage.pages.faulted_bytes == 4 * MIB
+        assert storage.pages.peak_bytes == MIB
         storage.read(Extents((0,), (8 * MIB,)))
         assert not drops or resident_bytes(storage) <= 1.5 * MIB
 
@@ -51,8 +51,8 @@ def test_what_memory_holds_does_not_fault_again(tmp_path: Path) -> None:
     with MappedStorage.create(tmp_path / "kv.bin", 2 * MIB, most_bytes=2 * MIB) as storage:
         for _ in range(3):
             storage.read(Extents((0, MIB), (MIB, MIB)))
-        assert storage.faulted_bytes == 2 * MIB
-        assert storage.written_back_bytes == 0
+        assert storage.pages.faulted_bytes == 2 * MIB
+        assert storage.pages.written_back_bytes == 0
 
 
 @pytest.mark.parametrize("extent", [(2 * MIB - 1, 2), (-1, 1), (0, 2 * MIB + 1)])

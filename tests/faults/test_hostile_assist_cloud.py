@@ -12,7 +12,7 @@ from hostile_assist import HOSTILE, OUTPUT, HostileCloud, Voice, Way, as_fast_as
 from tiny import changed
 
 from kvferry.backends.live.assist.runner import AssistRunner
-from kvferry.backends.live.wire.channel import WiredChannel
+from kvferry.backends.live.wire.incoming import Incoming
 from kvferry.cloud.messages import BadMessage
 from kvferry.cloud.said import token_of, verdict_of
 from kvferry.cloud.story import Story
@@ -57,14 +57,14 @@ def ran(way: Way, refuses: int | None = None, **changes: Any) -> Run:
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Parts that are kept of a stream, each time that another one has come."""
     kept: list[int] = []
-    really = WiredChannel._serve
+    really = Incoming._serve
 
-    def serve(channel: WiredChannel, _: object = None) -> None:
-        receivers = [*channel._receivers]
-        really(channel)
+    def serve(incoming: Incoming, _: object = None) -> None:
+        receivers = [*incoming._receivers]
+        really(incoming)
         kept.extend(len(one.values) for one in receivers)
 
-    monkeypatch.setattr(WiredChannel, "_serve", serve)
+    monkeypatch.setattr(Incoming, "_serve", serve)
     return kept
 
 

@@ -12,7 +12,7 @@ from served_cloud import REQUEST, ServedCloud, Stranger, serving
 
 from kvferry.api.serving import serve_cloud
 from kvferry.backends.live import served_world
-from kvferry.backends.live.wire import reception
+from kvferry.backends.live.wire import served_wires
 from kvferry.backends.live.wire.event import read, written
 from kvferry.scenarios.loader import load_scenario
 from kvferry.specs.errors import InputError
@@ -178,7 +178,7 @@ def test_a_text_is_no_list_of_its_letters(cloud: ServedCloud) -> None:
 
 
 def test_devices_that_say_nothing_make_room(cloud: ServedCloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception, "MOST_CHANNELS", 8)
+    monkeypatch.setattr(served_wires, "MOST_CHANNELS", 8)
     silent: list[Stranger] = []
     try:
         for n in range(8):

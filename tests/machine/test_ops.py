@@ -47,10 +47,14 @@ def test_an_op_says_its_label_and_what_answers_it() -> None:
 @pytest.mark.torch
 def test_every_op_is_run_by_a_live_runner() -> None:
     from kvferry.backends.live.assist.runner import AssistRunner
+    from kvferry.backends.live.decoding.choices import Choices
+    from kvferry.backends.live.decoding.cluster_ops import ClusterOps
+    from kvferry.backends.live.decoding.hidden_state import HiddenState
     from kvferry.backends.live.decoding.layers import Layers
     from kvferry.backends.live.decoding.paged_layers import PagedLayers
     from kvferry.backends.live.loading.runner import SessionRunner
 
-    run = {op for runner in (Layers, AssistRunner, PagedLayers, SessionRunner) for op in runner._methods}
+    runners = (Layers, HiddenState, Choices, ClusterOps, AssistRunner, PagedLayers, SessionRunner)
+    run = {op for runner in runners for op in runner._methods}
     # Weights lie elsewhere in the modelled world alone.
     assert run == set(OPS.values()) - OF_THE_DECOMPRESSOR - {RoutedExperts}

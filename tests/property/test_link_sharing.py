@@ -59,7 +59,7 @@ def run(trace: RateTrace, load: list[Asked], rtt_s: float = 0.0) -> tuple[Link, 
 
     env.process(hand_over())
     env.run()
-    link.check()
+    link.bottleneck.check()
     return link, tickets, spans
 
 
@@ -108,7 +108,7 @@ def test_bytes_equal_the_integral_of_the_trace(trace: RateTrace, load: list[Aske
     )
     offered = sum(trace.amount(a, b) for a, b in link.busy.intervals(0.0, link.env.now))
     assert delivered == pytest.approx(offered, rel=1e-9, abs=1e-6)
-    assert link.delivered_bytes == pytest.approx(delivered, rel=1e-12)
+    assert link.bottleneck.delivered_bytes == pytest.approx(delivered, rel=1e-12)
     assert sum(span.n_bytes for span in spans) == pytest.approx(delivered, rel=1e-12)
     assert link.queued == 0
     # Something is on its way exactly while a span is open.

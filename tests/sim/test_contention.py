@@ -55,7 +55,7 @@ class World:
 
     def ends(self, *tickets: Ticket) -> list[float | None]:
         self.env.run()
-        self.link.check()
+        self.link.bottleneck.check()
         return [ticket.end_s for ticket in tickets]
 
 

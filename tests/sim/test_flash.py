@@ -9,6 +9,7 @@ from tiny import ROUND_FLASH as ROUND
 
 from kvferry.sim.flash import Flash
 from kvferry.sim.flash_curve import FlashCurve, random_rate
+from kvferry.sim.flash_pages import FlashPages
 from kvferry.specs.storage import FlashSpec
 
 KIB = 1024
@@ -110,7 +111,7 @@ def test_long_commands_are_worked_through_in_groups_without_a_difference() -> No
 def test_of_a_long_command_each_page_is_sensed_once(over: int) -> None:
     slow = spec(page_read_s=20e-6)
     n_pages = 100 * 4 + over
-    pieces = device(slow)._pieces(0, n_pages * 16 * KIB, False)
+    pieces = FlashPages(slow).of(0, n_pages * 16 * KIB, False)
     assert sum(die_s for _, die_s, *_ in pieces) == pytest.approx(n_pages * 20e-6)
 
 

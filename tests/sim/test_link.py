@@ -28,7 +28,7 @@ class World:
     def run(self, *tickets: Ticket) -> list[float | None]:
         """Run to the end; when each ticket fired."""
         self.env.run()
-        self.link.check()
+        self.link.bottleneck.check()
         return [ticket.end_s for ticket in tickets]
 
 
@@ -164,7 +164,7 @@ def test_cancelling_frees_the_capacity_at_once() -> None:
     assert done == [50.0]
     assert a.value == Cancelled(50.0)
     assert a.cancelled
-    assert world.link.delivered_bytes == 150
+    assert world.link.bottleneck.delivered_bytes == 150
     assert (world.spans[0].label, world.spans[0].n_bytes, world.spans[0].end_s) == ("a", 50.0, 1.0)
 
 
@@ -253,7 +253,7 @@ def test_what_the_trace_cannot_deliver_fails_when_it_ends() -> None:
     assert a.end_s == 1.0
     assert [time_s for time_s, _ in failures] == [1.0] * 3
     assert "kv still to come" in failures[0][1]
-    assert world.link.delivered_bytes == 100
+    assert world.link.bottleneck.delivered_bytes == 100
     assert world.link.queued == 0
 
 
@@ -310,9 +310,7 @@ def test_goodput_counts_transfers_under_way() -> None:
     for time_s, window_s in look:
         world.at(
             time_s,
-            lambda window_s=window_s: seen.append(
-                (world.link.goodput_bytes_per_s(window_s), world.link.utilisation(window_s))
-            ),
+            lambda window_s=window_s: seen.append(world.link.observe(window_s)),
         )
     assert world.run(ticket) == [3.0]
     # 4 s: busy from 2 to 3 with 50 bytes, half of the window
@@ -324,7 +322,7 @@ def test_delivered_bytes_include_transfers_under_way() -> None:
     world.link.transfer("a", 100)
     world.link.transfer("b", 100)
     seen: list[float] = []
-    world.at(0.5, lambda: seen.append(world.link.delivered_bytes))
+    world.at(0.5, lambda: seen.append(world.link.bottleneck.delivered_bytes))
     world.run()
     assert seen == [50.0]
 

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
-from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
+from kvferry.backends.live.decoding.cluster_format import ClusterFormat
 from kvferry.backends.live.decoding.indexes.index import Index
 from kvferry.backends.live.decoding.indexes.table import index_maker
 from kvferry.backends.live.decoding.kept_file import data_bytes
@@ -183,7 +183,7 @@ def storage_measured(storage: Storage | MappedStorage) -> dict[str, Any]:
     if isinstance(storage, PacedStorage | MappedStorage):
         found |= {"storage_batches": storage.batches, "storage_batches_late": storage.late}
     if isinstance(storage, MappedStorage):
-        found |= {"faulted_bytes": storage.faulted_bytes, "mapped_bytes": storage.peak_bytes}
+        found |= {"faulted_bytes": storage.pages.faulted_bytes, "mapped_bytes": storage.pages.peak_bytes}
     return found
 
 

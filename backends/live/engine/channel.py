@@ -242,9 +242,11 @@ class LiveChannel:
             raise ChannelBroken(f"cannot send to {self._peer}: it is gone ({error.strerror})") from error
 
     def _receive(self, each: Each | None = None, patience_s: float | None = None) -> Any:
-        times_s: list[float] = []
-        values: list[Any] = []
-        while isinstance(message := self._next(patience_s), _Part):
+        if self._peer_closed:
+            return None
+        # Once for all parts: a hang-up may close it meanwhile.
+        wire, times_s, values = self._wire(), list[float](), list[Any]()
+        while isinstance(message := self._next(wire, patience_s), _Part):
             times_s.append(self._env.now)
             self.heard_s = times_s[-1]
             values.append(message.value)
@@ -252,11 +254,8 @@ class LiveChannel:
                 self._env.tell(lambda part: each(*part), (times_s[-1:], values[-1:]))
         return Streamed(times_s, values) if message is _END else message
 
-    def _next(self, patience_s: float | None) -> Any:
+    def _next(self, wire: socket.socket, patience_s: float | None) -> Any:
         """The next message, a part of a stream, or its end; None: the peer has closed."""
-        if self._peer_closed:
-            return None
-        wire = self._wire()
         text_bytes, blob_bytes = _HEAD.unpack(_exactly(wire, self._peer, _HEAD.size, patience_s))
         if not text_bytes:
             self._peer_closed = True

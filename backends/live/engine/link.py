@@ -84,18 +84,14 @@ class LiveLink(Worker):
 
     # --- holding the lock ----------------------------------------------------------------------------------------
 
-    def goodput_bytes_per_s(self, window_s: float) -> float | None:
-        """Bytes that arrived in the last `window_s`, over the time in which the link was busy; None when nothing
-        came."""
+    def observe(self, window_s: float) -> tuple[float | None, float]:
+        """Bytes that arrived in the last `window_s` over the time in which the link was busy, None when nothing came;
+        and the share of that time (of the time since the start, when that is less) when bytes arrived."""
         now = self.env.now
         busy_s = self._busy_flowing.busy_s(now - window_s, now)
         before = self._totals_bytes[bisect_right(self._times_s, now - window_s) - 1] if window_s < now else 0.0
-        return (self._totals_bytes[-1] - before) / busy_s if busy_s else None
-
-    def utilisation(self, window_s: float) -> float:
-        """Share of the last `window_s` (of the time since the start, when that is less) when bytes arrived."""
-        now = self.env.now
-        return self._busy_flowing.utilisation(max(self._born_s, now - window_s), now)
+        goodput_bytes_per_s = (self._totals_bytes[-1] - before) / busy_s if busy_s else None
+        return goodput_bytes_per_s, self._busy_flowing.utilisation(max(self._born_s, now - window_s), now)
 
     def left(self, work: LiveWork) -> list[LiveWork]:
         assert work.moving is not None

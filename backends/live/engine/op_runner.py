@@ -23,6 +23,8 @@ class RegisteredOps:
     """A runner whose methods say with ``runs`` which op each carries out. ``about``: what its ops belong to."""
 
     about: ClassVar[str]
+    # Runners of further ops.
+    parts: "tuple[RegisteredOps, ...]" = ()
     # By op, the name of the method that runs it.
     _methods: ClassVar[dict[type[Op], str]] = {}
 
@@ -32,7 +34,7 @@ class RegisteredOps:
 
     def method_of(self, op: Op) -> Callable[..., Any]:
         """What carries out an op. Raises InputError when nothing does."""
-        try:
-            return getattr(self, self._methods[type(op)])
-        except KeyError:
-            raise InputError(f"{op.label} is no op of {self.about}") from None
+        for runner in (self, *self.parts):
+            if type(op) in runner._methods:
+                return getattr(runner, runner._methods[type(op)])
+        raise InputError(f"{op.label} is no op of {self.about}")

@@ -119,3 +119,8 @@ def streams_of(processor: str) -> Callable[[str], Stream] | None:
     """A stream for each resource of a torch device that keeps order by itself; None where threads do."""
     kind, _, index = processor.partition(":")
     return (lambda resource: CudaStream(int(index or 0))) if kind == "cuda" else None
+
+
+def queue_of(env: WallClockEnvironment, resource: str, tell: Tell, stream: Callable[[str], Stream] | None) -> Worker:
+    """A resource's queue, on its stream where there are any."""
+    return Worker(env, resource, tell) if stream is None else StreamWorker(env, resource, tell, stream(resource))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
-from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
+from kvferry.backends.live.decoding.cluster_format import ClusterFormat
 from kvferry.backends.live.decoding.cluster_members import ClusterMembers
 from kvferry.machine.handles import Attended
 from kvferry.machine.ops import Cluster, Split

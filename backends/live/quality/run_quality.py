@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.decoding.block_format import BlockFormat
-from kvferry.backends.live.decoding.cluster_blocks import ClusterFormat
+from kvferry.backends.live.decoding.cluster_format import ClusterFormat
 from kvferry.backends.live.quality.attended_tokens import AttendedTokens
 from kvferry.backends.live.quality.full_attention import layer_by_layer
 from kvferry.backends.live.quality.measured import Figures, Measured

@@ -97,7 +97,9 @@ class KvOfConversations:
 
     def stays(self, pages: Mapping[int, int]) -> Sequence[Ticket]:
         assert self.machine is not None
-        return [self.machine.behind_storage(lambda: None if self._file is None else self._file.note(pages))]
+        # Behind all that storage was asked for before.
+        noted = self.machine.storage.do(lambda _: None if self._file is None else self._file.note(pages), label="Note")
+        return [noted]
 
     def in_cloud(self, turn: int) -> Sequence[int]:
         if self.cloud is None:
@@ -113,15 +115,15 @@ class KvOfConversations:
         if self.cloud is None or self.machine is None:
             return ()
         ids, leaves = self._texts.ids(self.number, self.answers), self._turns[self.number].leaves
-        return [self.machine.beside(self._sending(block, leaves.index(block), ids)) for block in blocks]
+        return [self.machine.host.do(self._sending(block, leaves.index(block), ids)) for block in blocks]
 
-    def _sending(self, block: int, number: int, ids: Ids) -> Callable[[], LinkDown | None]:
+    def _sending(self, block: int, number: int, ids: Ids) -> Callable[[object], LinkDown | None]:
         """Returns what sends a block, with the KV that it has now."""
         cloud, name, kv = self.cloud, self._names[block], self._of(block)
         assert cloud is not None
         self._sent.add(block)
         tokens = kv.shape[3]
-        return lambda: cloud.send(block, name, ids[number * tokens : (number + 1) * tokens], kv)
+        return lambda _: cloud.send(block, name, ids[number * tokens : (number + 1) * tokens], kv)
 
     def session(self, turn: int | None) -> TurnSession:
         """Returns the session of the turn at work, once all is there that is read for it. Raises KvferryError for

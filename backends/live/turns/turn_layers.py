@@ -46,7 +46,7 @@ class TurnLayers(Layers):
             rebuilt_rank=sizes.keys.rebuilt_rank,
             tiers=tiers,
         )
-        self._rotary, self._session = rotary, session
+        self._state.rotary, self._session = rotary, session
         self._coming = torch.zeros(0, dtype=torch.long)
         if known is not None and isinstance(format, BlockFormat):
             group, most = sizes.choice.group_tokens, sizes.choice.blocks
@@ -58,8 +58,8 @@ class TurnLayers(Layers):
 
     def _prefilled(self, op: PrefillLayer, inputs: Sequence[Any]) -> PrefilledLayer:
         if len(self._coming):
-            self._take_in(self._depth, next(one for one in inputs if isinstance(one, Data)))
-        return self._session.read_layer(self._depth, int(op.tokens))
+            self._take_in(self._state.depth, next(one for one in inputs if isinstance(one, Data)))
+        return self._session.read_layer(self._state.depth, int(op.tokens))
 
     def _take_in(self, layer: int, read: Data) -> None:
         """Takes in KV of a layer that was read: of each row the KV blocks that come."""
@@ -73,6 +73,6 @@ class TurnLayers(Layers):
     def _put(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         super()._put(layer, keys, values)
         session = self._session
-        session.kv.append(layer, self._position, keys[0], values[0])
+        session.kv.append(layer, self._state.position, keys[0], values[0])
         if layer == self.decoder.layers - 1:
             session.history = [*session.ids, *self.answers[0]]

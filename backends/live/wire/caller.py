@@ -3,17 +3,17 @@
 import json
 import secrets
 import socket
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from threading import Lock, Thread, Timer
+from threading import Thread
 from urllib.parse import quote, urlsplit
 
 from kvferry.backends.live.engine.channel import Carry
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.wire.channel import Heard, WiredChannel
 from kvferry.backends.live.wire.event import CALLER, ENDED, GOODBYE, OPEN, NoEvent, events, read
+from kvferry.backends.live.wire.open_sockets import OpenSockets
 from kvferry.cloud.patience import one_line
 from kvferry.machine.channel import (
     ChannelBroken,
@@ -66,9 +66,7 @@ class CallingWire:
     def __init__(self, cloud: CloudAddress, name: str, peer: str) -> None:
         self._cloud, self._name, self._peer = cloud, name, peer
         self._heard: Heard = lambda said: None
-        self._sockets: set[socket.socket] = set()
-        self._lock = Lock()
-        self._hung_up = False
+        self._sockets = OpenSockets()
         self._key = ""
         self._said = 0
         self._saying: HTTPConnection | None = None
@@ -81,7 +79,7 @@ class CallingWire:
         connection = self._cloud.connection()
         url, path = self._cloud.url, self._cloud.path("channels", self._peer, self._name)
         try:
-            with self._within(connection, ANSWER_S):
+            with self._sockets.within(connection, ANSWER_S):
                 headers = self._cloud.headers | {"accept": "text/event-stream", "accept-encoding": "identity"}
                 headers[CALLER] = self._cloud.caller
                 connection.request("GET", path, headers=headers)
@@ -102,12 +100,12 @@ class CallingWire:
         except KvferryError:
             connection.close()
             raise
-        self._keep(wire)
+        self._sockets.keep(wire)
         Thread(target=self._listen, args=(connection, wire, coming), name="kvferry channel", daemon=True).start()
 
     def send(self, kind: str, data: bytes) -> None:
         """Returns when the cloud has taken it."""
-        if not self._key or self._hung_up:
+        if not self._key or self._sockets.hung_up:
             raise ChannelCut(f"cannot send to {self._peer}: there is no connection")
         self._said += 1
         path = f"{self._cloud.path('said', self._key, kind)}?n={self._said}"
@@ -121,7 +119,7 @@ class CallingWire:
                 raise ChannelStalled(f"{self._peer} took nothing for {ANSWER_S:g} s") from None
             except _MAY_FAIL as error:
                 self._drop()
-                if again or self._hung_up:
+                if again or self._sockets.hung_up:
                     raise ChannelCut(f"cannot send to {self._peer}: it is gone ({_why(error)})") from None
         status, words = response
         if (status, words) == (404, ENDED):
@@ -132,11 +130,7 @@ class CallingWire:
             self._drop()
 
     def hang_up(self) -> None:
-        self._hung_up = True
-        with self._lock:
-            for wire in self._sockets:
-                with suppress(OSError):
-                    wire.shutdown(socket.SHUT_RDWR)
+        self._sockets.hang_up()
 
     # --- in the threads ------------------------------------------------------------------------------------------
 
@@ -163,7 +157,7 @@ class CallingWire:
             why = ChannelCut(f"{self._peer} went away without saying goodbye")
         if why is not None:
             self._heard(why)
-        self._forget(wire)
+        self._sockets.forget(wire)
         # The connection has lost its socket to the answer, if that is to be the last.
         with suppress(OSError):
             wire.close()
@@ -173,7 +167,7 @@ class CallingWire:
         if self._saying is None:
             connection = self._cloud.connection()
             connection.connect()
-            self._keep(connection.sock)
+            self._sockets.keep(connection.sock)
             self._saying = connection
         self._saying.request("POST", path, data, headers)
         response = self._saying.getresponse()
@@ -185,7 +179,7 @@ class CallingWire:
     def _drop(self) -> None:
         if self._saying is not None:
             if self._saying.sock is not None:
-                self._forget(self._saying.sock)
+                self._sockets.forget(self._saying.sock)
             self._saying.close()
             self._saying = None
 
@@ -201,39 +195,6 @@ class CallingWire:
         if response.status in (409, 503):
             raise ChannelUnreachable(f"{self._peer} at {self._cloud.url} has no room: {words}")
         raise ChannelGarbled(f"{self._cloud.url} is no cloud of ours: it answers {response.status} {words:.200}")
-
-    @contextmanager
-    def _within(self, connection: HTTPConnection, seconds: float) -> Iterator[None]:
-        """Shuts the connection's socket after so long, or when this hangs up: a socket's own time-out starts again with
-        every byte."""
-        connection.connect()
-        wire = connection.sock
-        self._keep(wire)
-        late = Timer(seconds, _shut, (wire,))
-        late.daemon = True
-        # Read before: a thread that starts may be shutting the socket before this one goes on.
-        until_s = time.monotonic() + seconds
-        late.start()
-        try:
-            yield
-        except (*_MAY_FAIL, KvferryError, NoEvent):
-            # What was cut off can look like anything.
-            if time.monotonic() >= until_s:
-                raise TimeoutError(f"it has not answered within {seconds:g} s") from None
-            raise
-        finally:
-            late.cancel()
-            self._forget(wire)
-
-    def _keep(self, wire: socket.socket) -> None:
-        with self._lock:
-            self._sockets.add(wire)
-            if self._hung_up:
-                _shut(wire)
-
-    def _forget(self, wire: socket.socket) -> None:
-        with self._lock:
-            self._sockets.discard(wire)
 
 
 class CallingSwitchboard:
@@ -284,8 +245,3 @@ def _key(coming: Iterator[tuple[str, bytes]]) -> str:
 
 def _why(error: Exception) -> str:
     return one_line(getattr(error, "strerror", None) or str(error)) or type(error).__name__
-
-
-def _shut(wire: socket.socket) -> None:
-    with suppress(OSError):
-        wire.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,6 @@
 """One end of a channel over a wire, whatever the wire is."""
 
-import math
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import simpy
@@ -12,7 +9,8 @@ from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.thread_work import LiveWork
 from kvferry.backends.live.engine.worker import Worker
 from kvferry.backends.live.wire.event import END, GOODBYE, MESSAGE, PART, Event, written
-from kvferry.machine.channel import ChannelBroken, ChannelCut, ChannelStalled, Each, Streamed
+from kvferry.backends.live.wire.incoming import Incoming
+from kvferry.machine.channel import ChannelCut, Each
 from kvferry.machine.ticket import Ticket
 from kvferry.specs.errors import KvferryError
 
@@ -45,20 +43,6 @@ class Wire(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Receiver:
-    """Who waits for the next message."""
-
-    message: simpy.Event
-    each: Each | None
-    began_s: float
-    # Since when nothing has come to it, and the stream that is coming.
-    since_s: float
-    times_s: list[float] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
-    n_bytes: int = 0
-
-
 class WiredChannel:
     """A machine.Channel. It connects when first used; no call waits in the caller's thread.
 
@@ -75,20 +59,13 @@ class WiredChannel:
         wire: Wire,
         up: Crossing | None = None,
         down: Crossing | None = None,
-        most_waiting_bytes: int | None = None,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
     ) -> None:
-        self._env, self._peer, self._wire = env, peer, wire
-        self._most_waiting_bytes = MOST_WAITING_BYTES if most_waiting_bytes is None else most_waiting_bytes
-        # Guarded by the environment's lock.
-        self._waiting_bytes = 0
-        self._up, self._down = up, down
+        self._env, self._peer, self._wire, self._up, self._down = env, peer, wire, up, down
         self._sender = Worker(env, "channel", lambda span: None)
         self._begun = self._closed = False
-        self._receivers: deque[_Receiver] = deque()
-        # What has arrived and when; the last one stays: goodbye, or an error.
-        self._inbox: deque[tuple[float, Event | KvferryError]] = deque()
-        self._over = False
-        self.gone: simpy.Event = env.event()
+        self.incoming = Incoming(env, peer, most_waiting_bytes, wire.hang_up)
+        self.gone = self.incoming.gone
 
     def send(self, message: Any, n_bytes: float) -> LiveWork:
         """The ticket fires when the wire has taken the message. Raises RuntimeError on a closed channel, TypeError for
@@ -104,17 +81,7 @@ class WiredChannel:
 
     def receive(self, each: Each | None = None, patience_s: float | None = None) -> simpy.Event:
         self._begin()
-        now_s = self._env.now
-        receiver = _Receiver(self._env.event(), each, now_s, now_s)
-        self._receivers.append(receiver)
-        # The environment has something to wait for as long as somebody waits here.
-        with self._env.lock:
-            self._env.expect()
-        if self._inbox:
-            self._env.event().succeed().callbacks.append(self._serve)
-        if patience_s is not None:
-            self._watch(receiver, patience_s, patience_s)
-        return receiver.message
+        return self.incoming.receive(each, patience_s)
 
     def close(self) -> None:
         """End this side after what was sent. What the peer still sends can be received. Closing twice is harmless."""
@@ -127,10 +94,7 @@ class WiredChannel:
     def hang_up(self) -> None:
         """End the channel at once: sent or not, what waits for the peer fails."""
         self._closed = True
-        self._break()
-        # What has come already is dropped, too.
-        self._inbox.clear()
-        self._arrive(ChannelCut(f"the channel with {self._peer} was ended"), self._env.now)
+        self.incoming.cut(ChannelCut(f"the channel with {self._peer} was ended"))
         self._wire.hang_up()
         self._sender.stop()
         self._sender.join(self._env.now + 1.0)
@@ -142,18 +106,7 @@ class WiredChannel:
 
     @property
     def heard_s(self) -> float:
-        for receiver in [*self._receivers][:1]:
-            return receiver.times_s[-1] if receiver.times_s else -math.inf
-        return -math.inf
-
-    @property
-    def waits_since_s(self) -> float | None:
-        """Since when its owner waits for the peer to say something; None: the peer waits, or both are busy. May be
-        asked by any thread."""
-        for receiver in [*self._receivers][:1]:
-            if self._waiting_bytes == receiver.n_bytes:
-                return receiver.began_s
-        return None
+        return self.incoming.heard_s
 
     def _check_open(self) -> None:
         if self._closed:
@@ -184,98 +137,24 @@ class WiredChannel:
             raise
 
     def _heard(self, said: Event | KvferryError) -> None:
-        with self._env.lock:
-            if self._waiting_bytes > self._most_waiting_bytes:
-                return
-            if isinstance(said, Event):
-                self._waiting_bytes += said.n_bytes
-            if self._waiting_bytes > self._most_waiting_bytes:
-                said = ChannelBroken(f"{self._peer} says more than is heard: {self._waiting_bytes:,} bytes wait")
-            self._env.expect()
-            self._env.post(self._came, (said, self._env.now))
+        self.incoming.come(said, self._came)
 
     # --- in the environment's thread -----------------------------------------------------------------------------
 
     def _came(self, what: tuple[Event | KvferryError, float]) -> None:
         said, came_s = what
         if self._down is None:
-            self._arrive(said, came_s)
+            self.incoming.arrive(said, came_s)
             return
         crossing = self._down(said.weighs if isinstance(said, Event) else 0.0)
         assert crossing.callbacks is not None
         crossing.callbacks.append(lambda crossed: self._crossed(crossed, said))
 
     def _crossed(self, crossing: simpy.Event, said: Event | KvferryError) -> None:
-        if crossing.ok:
-            self._arrive(said, self._env.now)
-        else:
+        if not crossing.ok:
             # The link has ended, and with it the channel.
-            crossing.defused = True
-            self._arrive(crossing.value, self._env.now)
-
-    def _break(self) -> None:
-        if not self.gone.triggered:
-            self.gone.succeed()
-
-    def _arrive(self, said: Event | KvferryError, arrived_s: float) -> None:
-        if not isinstance(said, Event):
-            self._break()
-        if self._over:
-            return
-        self._over = not isinstance(said, Event) or said.kind == GOODBYE
-        self._inbox.append((arrived_s, said))
-        if self._waiting_bytes > self._most_waiting_bytes:
-            self._wire.hang_up()
-        self._serve()
-
-    def _serve(self, _: object = None) -> None:
-        while self._receivers and self._inbox:
-            receiver, (arrived_s, said) = self._receivers[0], self._inbox[0]
-            if not isinstance(said, Event):
-                # Made new, as several receivers may raise it.
-                self._end(receiver).fail(type(said)(*said.args))
-                continue
-            if said.kind == GOODBYE:
-                self._end(receiver).succeed(None)
-                continue
-            self._inbox.popleft()
-            receiver.since_s = arrived_s
-            receiver.n_bytes += said.n_bytes
-            if said.kind == MESSAGE:
-                self._end(receiver).succeed(said.value)
-            elif said.kind == END:
-                self._end(receiver).succeed(Streamed(receiver.times_s, receiver.values))
-            else:
-                receiver.times_s.append(arrived_s)
-                receiver.values.append(said.value)
-                if receiver.each is not None:
-                    receiver.each((arrived_s,), (said.value,))
-
-    def _end(self, receiver: _Receiver) -> simpy.Event:
-        self._receivers.popleft()
-        with self._env.lock:
-            self._waiting_bytes -= receiver.n_bytes
-        # One thing less to wait for.
-        self._env.post(lambda _: None, None)
-        if self._receivers:
-            self._receivers[0].since_s = self._env.now
-        return receiver.message
-
-    def _watch(self, receiver: _Receiver, wait_s: float, patience_s: float) -> None:
-        waited = self._env.timeout(wait_s)
-        assert waited.callbacks is not None
-        waited.callbacks.append(lambda _: self._waited(receiver, patience_s))
-
-    def _waited(self, receiver: _Receiver, patience_s: float) -> None:
-        if receiver.message.triggered:
-            return
-        left_s = receiver.since_s + patience_s - self._env.now
-        if left_s > 0 or receiver is not self._receivers[0]:
-            self._watch(receiver, left_s if left_s > 0 else patience_s, patience_s)
-            return
-        self._arrive(ChannelStalled(f"nothing has come from {self._peer} for {patience_s:g} s"), self._env.now)
-        # Not here: it may wait for a thread.
-        self._wire.hang_up()
+            crossing.defused, said = True, crossing.value
+        self.incoming.arrive(said, self._env.now)
 
 
 class WiredStream:

@@ -35,14 +35,12 @@ from kvferry.backends.live.wire.event import (
     as_sent,
 )
 from kvferry.backends.live.wire.served_wire import ServedWire
+from kvferry.backends.live.wire.served_wires import Names, NotAdmitted, ServedWires
 from kvferry.cloud.connections import new_event_loop
 from kvferry.cloud.guard import Guard, Receive, Scope, Send
 from kvferry.cloud.server import answer, listen, url_of
-from kvferry.machine.channel import ChannelCut, ChannelGarbled
+from kvferry.machine.channel import ChannelGarbled
 
-# Channels at once. Each takes two connections while something is said. The one whose device has been silent for the
-# longest, with nothing asked, makes room for a new one.
-MOST_CHANNELS = 100
 # Messages of the largest size that may wait for a device that takes nothing, and for a role that hears nothing: more of
 # it ends the channel.
 _WAITING_MESSAGES = 4
@@ -50,8 +48,6 @@ _WAITING_MESSAGES = 4
 SIGN_S = 5.0
 # A device has this long to say one thing to its end.
 BODY_S = 10.0
-# A device that comes again waits so long for the end of its last channel to be known, looking so often.
-_KNOWN_WITHIN_S, _LOOK_S = 2.0, 0.02
 # The most characters of an error about a malformed message.
 _MOST_SAID = 500
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -88,14 +84,13 @@ class Reception:
         self._env, self._arrived, self._known = env, arrived, known
         most_message_bytes = min(most_message_bytes, MOST_EVENT_BYTES)
         self._most_waiting_bytes = min(MOST_WAITING_BYTES, _WAITING_MESSAGES * most_message_bytes)
-        self._wires: dict[tuple[str, str], ServedWire] = {}
-        # Of devices that have come again before the role of their broken channel has ended.
-        self._next: dict[tuple[str, str], ServedWire] = {}
-        self._channels: dict[tuple[str, str], WiredChannel] = {}
-        self._lock = threading.Lock()
+        self._channels: dict[Names, WiredChannel] = {}
         self._listening = listen(host, port, token)
         self.url = url_of(self._listening)
         self._loop = new_event_loop()
+        self._wires = ServedWires(
+            lambda peer: ServedWire(self._loop, peer, self._most_waiting_bytes), self._waits_since_s
+        )
         self._server: uvicorn.Server | None = None
         self._closed = False
         routes = [
@@ -116,34 +111,22 @@ class Reception:
         if self._arrived is None and (broken := self._channels.get((name, peer))) is not None and broken.broken:
             self.leave(name, peer)
         if (name, peer) not in self._channels:
-            with self._lock:
-                wire = self._wires.setdefault((name, peer), self._wire(peer))
-            self._channels[name, peer] = WiredChannel(
-                self._env, peer, wire, most_waiting_bytes=self._most_waiting_bytes
-            )
+            wire, most_bytes = self._wires.of((name, peer)), self._most_waiting_bytes
+            self._channels[name, peer] = WiredChannel(self._env, peer, wire, most_waiting_bytes=most_bytes)
         return self._channels[name, peer]
 
     def leave(self, name: str, peer: str) -> None:
         """End a channel for good, behind what was said. A device of that name may come again."""
         if (channel := self._channels.pop((name, peer), None)) is not None:
             channel.close()
-        with self._lock:
-            wire = self._wires.get((name, peer))
-            if wire is None or wire.over or not wire.taken:
-                self._wires.pop((name, peer), None)
-            else:
-                wire.left = True
-            again = self._next.pop((name, peer), None)
-            if again is not None:
-                self._wires[name, peer] = again
-        if again is not None and self._arrived is not None:
+        if self._wires.leave((name, peer)) and self._arrived is not None:
             self._arrived(name, peer)
 
     def close(self) -> None:
         """End every channel at once, and the server."""
         for channel in self._channels.values():
             channel.hang_up()
-        for wire in self._all_wires():
+        for wire in self._wires:
             wire.hang_up()
         self._closed = True
         if self._server is not None:
@@ -168,27 +151,9 @@ class Reception:
         finally:
             self._loop.close()
 
-    def _wire(self, peer: str) -> ServedWire:
-        return ServedWire(self._loop, peer, self._most_waiting_bytes)
-
-    def _has_room(self) -> bool:
-        """Whether one more device may come: also where the one that has been silent for the longest goes for it."""
-        if len(self._wires) + len(self._next) >= 2 * MOST_CHANNELS:
-            # Roles that have not yet heard of their end.
-            return False
-        alive = {names: wire for names, wire in self._wires.items() if not wire.failed}
-        if len(alive) + len(self._next) < MOST_CHANNELS:
-            return True
-        silent = [
-            (since_s, names)
-            for names in alive
-            if (channel := self._channels.get(names)) is not None and (since_s := channel.waits_since_s) is not None
-        ]
-        if not silent:
-            return False
-        longest = alive[min(silent)[1]]
-        longest.fail(ChannelCut(f"{longest.peer} was silent, and made room for another device"))
-        return True
+    def _waits_since_s(self, names: Names) -> float | None:
+        channel = self._channels.get(names)
+        return None if channel is None else channel.incoming.waits_since_s
 
     async def _open(self, request: Request) -> Response:
         names = request.path_params["machine"], request.path_params["device"]
@@ -196,57 +161,20 @@ class Reception:
             return PlainTextResponse("a name has letters, digits, . _ and -, and at most 100 of them", 400)
         if self._known is not None and names[0] not in self._known:
             return PlainTextResponse(f"there is no machine {names[0]} here", 404)
-        caller = request.headers.get(CALLER, "")
-        self._comes_again(names, caller)
-        await self._last_one_broken(names)
-        with self._lock:
-            wire = self._wires.get(names)
-            again = wire is not None and wire.over
-            if wire is None or again:
-                if names in self._next and not self._next[names].over:
-                    return PlainTextResponse("a device of this name is here already", 409)
-                if not self._has_room():
-                    return PlainTextResponse(f"{MOST_CHANNELS} devices are here already", 503)
-                wire = self._wire(names[1])
-                (self._next if again else self._wires)[names] = wire
-            if wire.taken:
-                return PlainTextResponse("a device of this name is here already", 409)
-            wire.taken, wire.caller = True, caller
+        try:
+            wire, again = await self._wires.admit(names, request.headers.get(CALLER, ""))
+        except NotAdmitted as refusal:
+            return PlainTextResponse(refusal.why, refusal.status)
         if self._arrived is not None and not again:
             with self._env.lock:
                 self._env.expect()
                 self._env.post(lambda names: self._arrived(*names), names)  # type: ignore[misc]
-        return _EventStream(wire, lambda: self._ended(names, wire))
-
-    def _comes_again(self, names: tuple[str, str], caller: str) -> None:
-        """A device that has lost its connection comes before the end of that is known here, which takes minutes where
-        a network has changed."""
-        for wire in (self._wires.get(names), self._next.get(names)):
-            if caller and wire is not None and secrets.compare_digest(wire.caller.encode(), caller.encode()):
-                wire.fail(ChannelCut(f"{wire.peer} came again"))
-
-    async def _last_one_broken(self, names: tuple[str, str]) -> None:
-        """Returns when no device of this name is here, as far as is known, or not for long."""
-        until_s = self._loop.time() + _KNOWN_WITHIN_S
-        while self._loop.time() < until_s:
-            wire, again = self._wires.get(names), self._next.get(names)
-            if (again is None or again.over) and (wire is None or wire.over or not wire.taken):
-                return
-            await asyncio.sleep(_LOOK_S)
-
-    def _all_wires(self) -> list[ServedWire]:
-        return [*self._wires.values(), *self._next.values()]
-
-    def _ended(self, names: tuple[str, str], wire: ServedWire) -> None:
-        wire.stream_ended()
-        with self._lock:
-            if wire.left and self._wires.get(names) is wire:
-                del self._wires[names]
+        return _EventStream(wire, lambda: self._wires.ended(names, wire))
 
     async def _say(self, request: Request) -> Response:
         key, number = request.path_params["key"].encode(), request.query_params.get("n", "")
         # Not over either: what was said last may be said again.
-        wire = next((wire for wire in self._all_wires() if secrets.compare_digest(wire.key.encode(), key)), None)
+        wire = next((wire for wire in self._wires if secrets.compare_digest(wire.key.encode(), key)), None)
         if wire is None or not wire.taken or wire.failed:
             return PlainTextResponse(ENDED, 404)
         try:

@@ -113,12 +113,13 @@ class ClusterDecoding(SmallDecoding):
                 found = []
                 for block in range(pools.blocks(layer, row)):
                     # What is in a page buffer is not in the file.
-                    found += [part for at, part in self.runner.blocks._unwritten[layer].items() if at == (row, block)]
+                    unwritten = self.runner.blocks._by_layer[layer]._unwritten
+                    found += [part for at, part in unwritten.items() if at == (row, block)]
                     reads = pools.reads(layer, np.array([row]), np.array([block]))
                     data = bytes(stores[tiers[layer]].read(Extents(*reads.ranges)))
                     for at, length, down in zip(reads.ats, reads.pieces.lengths, reads.pieces.down, strict=True):
                         found.append(self.runner.blocks.format.unpacked(data[at : at + length], bool(down)))
-                waiting = self.runner.blocks._waiting[layer].items()
+                waiting = self.runner.blocks._by_layer[layer]._waiting.items()
                 found += [one for (of, _), some in waiting if of == row for one in some]
                 entries = torch.cat(found).flatten(1)
                 wanted = expected[row].flatten(1)
@@ -163,7 +164,7 @@ def test_what_is_selected_is_less_and_all_is_kept(model: Any, tmp_path: Path) ->
             tokens = kept.places.tokens_of(layer, np.full(len(blocks), row), blocks)
             assert index.sizes(layer, row) == tokens.tolist()
             # The centroids' mean, by size, is that of all keys but those that wait.
-            waiting = decoding.runner.blocks._waiting[layer].items()
+            waiting = decoding.runner.blocks._by_layer[layer]._waiting.items()
             late = [one[0] for (of, _), some in waiting if of == row for one in some]
             whole = (index.centroids(layer, row) * torch.tensor(tokens)[:, None]).sum(0)
             keys = entries[row, :, 0].flatten(1)

@@ -549,7 +549,7 @@ def test_what_is_queued_when_a_machine_closes_never_begins(make: Make) -> None:
     running, _ = machine.submit(OP, request=1), machine.submit(OP, request=2)
     closing = threading.Thread(target=machine.close)
     closing.start()
-    until(lambda: machine._processors["cpu"]._closed)
+    until(lambda: machine._processors["cpu"][0]._closed)
     go.set()
     closing.join()
     finish(machine, running)

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
-from kvferry.backends.live.wire import caller, reception
+from kvferry.backends.live.wire import caller, open_sockets, reception, served_wires
 from kvferry.backends.live.wire.caller import CallingSwitchboard, CloudAddress
 from kvferry.backends.live.wire.event import KINDS, MESSAGE, NoEvent, as_sent, events, read, written
 from kvferry.backends.live.wire.reception import Reception
@@ -187,7 +187,7 @@ def test_a_cloud_that_lets_nobody_in_any_more_is_one_that_cannot_be_reached(make
 
 
 def test_a_name_is_taken_and_the_house_is_full(make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reception, "MOST_CHANNELS", 1)
+    monkeypatch.setattr(served_wires, "MOST_CHANNELS", 1)
     pair = make()
     first = pair.device().open("phone", "cloud")
     first.send(1, 1)
@@ -208,7 +208,7 @@ def said(pair: Pair, key: str, number: int, data: bytes, length: int | None = No
 
 
 def key_of(pair: Pair) -> str:
-    (wire,) = pair.cloud._wires.values()
+    (wire,) = pair.cloud._wires
     return wire.key
 
 
@@ -360,7 +360,7 @@ def test_a_cloud_that_is_cut_off_before_this_thread_goes_on(monkeypatch: pytest.
             super().start()
             self.join()
 
-    monkeypatch.setattr(caller, "Timer", Overtaking)
+    monkeypatch.setattr(open_sockets, "Timer", Overtaking)
     monkeypatch.setattr(caller, "ANSWER_S", 0.05)
     got, error = heard(stranger(b"HTTP/1.1 200", keep=1.0))
     assert (got, type(error)) == ([], ChannelUnreachable)
