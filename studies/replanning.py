@@ -34,7 +34,7 @@ class Foreseen(Ferry):
         self._link_of_all = link
 
     def _arriving_bytes(self, work_s: np.ndarray, facts: LoadFacts) -> np.ndarray:
-        until_s = facts.now_s + work_s / self._speed
+        until_s = facts.now_s + work_s / self._processor.per_s
         grid_s = np.linspace(facts.now_s, float(until_s.max(initial=facts.now_s)) + 1e-9, 200)
         brought = [self._link_of_all.amount(facts.now_s, one) if one > facts.now_s else 0.0 for one in grid_s.tolist()]
         return np.interp(until_s, grid_s, brought)

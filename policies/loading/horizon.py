@@ -29,8 +29,6 @@ class Horizon(Ferry):
     order, which no later view of the link makes a mistake of: a link that fails has brought less in vain.
     """
 
-    _caution = 1.0
-
     def __init__(self, deviations: Annotated[float, Field(ge=0, le=10)] = 1.0) -> None:
         super().__init__()
         self._deviations = deviations
@@ -85,6 +83,9 @@ class Horizon(Ferry):
         """The mean rate over each horizon, less the deviations."""
         share = np.sqrt(np.minimum(1.0, 2 * _MEMORY_S / np.maximum(horizon_s, 1e-6)))
         return np.maximum(self._link.per_s - self._deviations * sqrt(self._variance) * share, self._link.least_per_s)
+
+    def _arriving_bytes(self, work_s: np.ndarray, facts: LoadFacts) -> np.ndarray:
+        return self._exchange * work_s
 
     def _next_needed(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
         # What would be due before the next plan is due now.
