@@ -9,6 +9,7 @@ import numpy as np
 
 from kvferry.analysis import style
 from kvferry.specs.errors import InputError
+from kvferry.traces.derived import shifted, trimmed
 from kvferry.traces.format import StoredTrace
 from kvferry.traces.statistics import autocorrelation, means_over, quantiles
 
@@ -51,7 +52,7 @@ def _over_time(axis: Axes, name: str, stored: StoredTrace, span_s: tuple[float |
     start_s, end_s = span_s[0] or 0.0, stored.trace.duration_s if span_s[1] is None else span_s[1]
     try:
         edges, rates = stored.trace.segments(start_s, end_s)
-        seconds = means_over(stored.trace.shifted(start_s).trimmed(0, end_s - start_s), 1.0)
+        seconds = means_over(trimmed(shifted(stored.trace, start_s), 0, end_s - start_s), 1.0)
     except ValueError as error:
         raise InputError(f"{name}: {error}") from None
     smooth = len(seconds) > 1 and len(rates) > 2 * len(seconds)

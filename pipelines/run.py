@@ -27,6 +27,7 @@ from kvferry.specs.errors import LinkDown, MissingExtra, OutOfMemory, pick
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.weight_format import OF_GGUF
+from kvferry.traces.derived import course
 from kvferry.traces.resolve import with_end
 
 # Of the link's course that a run keeps for pictures; a longer run keeps means over time.
@@ -204,6 +205,6 @@ def _beside_the_device(world: World, until_s: float) -> dict[str, MachineRecord]
 def _link_over(world: World, until_s: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Edges (n + 1) and rates (n) of the replayed link."""
     edges, rates = (
-        world.rates.link.course(0.0, until_s, MOST_LINK_PIECES) if until_s > 0 else (np.zeros(1), np.zeros(0))
+        course(world.rates.link, 0.0, until_s, MOST_LINK_PIECES) if until_s > 0 else (np.zeros(1), np.zeros(0))
     )
     return tuple(edges.tolist()), tuple(rates.tolist())

@@ -56,7 +56,7 @@ def access_over(
     """A device's access over a link; spans name its resources link and uplink. `up` None: it sends as fast as it
     receives, on another way. Each transfer down takes the time that the network interface adds to a fetch."""
     if network.bytes_per_s is not None:
-        down = down.capped(network.bytes_per_s)
+        down = down.with_rates(np.minimum(down.rates, network.bytes_per_s))
     return Access(
         up=Link(env, down if up is None else up, 0.0, tell, "uplink"),
         down=Link(env, down, rtt_s + network.request_s, tell),

@@ -196,7 +196,7 @@ def _available(name: str, load: RateTrace | None) -> RateTrace | None:
     """What a background load leaves over, as a rate; a load that ends leaves everything afterwards."""
     if load is None:
         return None
-    available = load.complement()
+    available = load.with_rates(1 - load.rates)
     if load.on_end == "end":
         available = RateTrace(np.append(load.edges_s, load.duration_s + 1), np.append(available.rates, 1.0), "hold")
     if math.isinf(available.finish_s(available.duration_s, 1.0)):

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvferry.specs.errors import InputError
 from kvferry.traces.catalogue import catalogue, recorded_trace
+from kvferry.traces.derived import trimmed
 from kvferry.traces.fit import fit_bandwidth
 from kvferry.traces.generate import generate
 from kvferry.traces.rate import RateTrace
@@ -28,7 +29,7 @@ def main() -> None:
         trace = recorded_trace(name)
         if trace.duration_s < SHORTEST_S:
             continue
-        first, second = (trace.trimmed(at, at + trace.duration_s / 2) for at in (0.0, trace.duration_s / 2))
+        first, second = (trimmed(trace, at, at + trace.duration_s / 2) for at in (0.0, trace.duration_s / 2))
         try:
             model = fit_bandwidth(first, "first-half")
         except InputError as error:

@@ -42,6 +42,7 @@ from kvferry.scenarios.loader import load_device, load_model
 from kvferry.sim.costs.cost_model import COST_MODELS, CostModel
 from kvferry.traces.catalogue import catalogue, recorded_trace
 from kvferry.traces.chunks import CHARACTERS, ChunkTrace, generate_chunks
+from kvferry.traces.derived import shifted
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.statistics import statistics_of
 
@@ -156,9 +157,9 @@ def regrets(case: Case, names: list[str], trace_name: str, offsets: int) -> Iter
     """(loader, regret, processor seconds, where) for each offset into one trace."""
     trace = recorded_trace(trace_name)
     if not case.raw:
-        trace = trace.scaled(MEAN_BYTES_PER_S / trace.mean())
+        trace = trace.with_rates(trace.rates * (MEAN_BYTES_PER_S / trace.mean()))
     for k in range(offsets):
-        link = trace.shifted((k + 0.5) / offsets * trace.duration_s)
+        link = shifted(trace, (k + 0.5) / offsets * trace.duration_s)
         context = partial(context_of, case.content, case.coupling, case.tokens, k % SEQUENCES)
         truth = context("huffman").problem(partial(price_s, case.truth))
         bound_s = least_s(context("huffman"), truth, link, case.rtt_s)

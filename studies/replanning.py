@@ -23,6 +23,7 @@ from kvferry.policies.loading.horizon import Horizon
 from kvferry.policies.loading.loader import Loader, LoadFacts
 from kvferry.policies.loading.problem import Coupling
 from kvferry.traces.catalogue import catalogue, recorded_trace
+from kvferry.traces.derived import shifted
 from kvferry.traces.rate import RateTrace
 
 
@@ -34,7 +35,7 @@ class Foreseen(Ferry):
         self._link_of_all = link
 
     def _arriving_bytes(self, work_s: np.ndarray, facts: LoadFacts) -> np.ndarray:
-        until_s = facts.now_s + work_s / self._speed
+        until_s = facts.now_s + work_s / self._processor.per_s
         grid_s = np.linspace(facts.now_s, float(until_s.max(initial=facts.now_s)) + 1e-9, 200)
         brought = [self._link_of_all.amount(facts.now_s, one) if one > facts.now_s else 0.0 for one in grid_s.tolist()]
         return np.interp(until_s, grid_s, brought)
@@ -76,12 +77,12 @@ def on_link(
 ) -> list[tuple[str, Coupling, str, int, str, float]]:
     """(content, coupling, link, offset, loader, regret) on one recorded link."""
     trace = recorded_trace(name)
-    trace = trace.scaled(MEAN_BYTES_PER_S / trace.mean())
+    trace = trace.with_rates(trace.rates * (MEAN_BYTES_PER_S / trace.mean()))
     return [
         (content, coupling, name, n, label, regret)
         for n in range(offsets)
         for label, regret in regrets(
-            content, coupling, trace.shifted((n + 0.5) / offsets * trace.duration_s), n % SEQUENCES, few
+            content, coupling, shifted(trace, (n + 0.5) / offsets * trace.duration_s), n % SEQUENCES, few
         )
     ]
 

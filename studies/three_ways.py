@@ -50,6 +50,7 @@ from kvferry.policies.loading.three_way import (
 )
 from kvferry.specs.storage import StorageSpec
 from kvferry.traces.catalogue import catalogue, recorded_trace
+from kvferry.traces.derived import shifted
 from kvferry.traces.rate import RateTrace
 
 TOKENS = 16 * 1024
@@ -99,7 +100,8 @@ def one(
 ) -> tuple[float, float]:
     """The regret of three paths on one link, and what two of them take over that."""
     trace = recorded_trace(name)
-    link = trace.scaled(MEAN_BYTES_PER_S / trace.mean()).shifted(share * trace.duration_s)
+    link = trace.with_rates(trace.rates * (MEAN_BYTES_PER_S / trace.mean()))
+    link = shifted(link, share * trace.duration_s)
     context = context_of(content, coupling, TOKENS, sequence, "huffman")
     stored = _stored(content, coupling, sequence)
     problem = replace(stored, read_bytes=None)

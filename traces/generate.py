@@ -19,6 +19,7 @@ from kvferry.specs.findings import rule_of
 from kvferry.specs.node import Node
 from kvferry.system.whole_file import write_file
 from kvferry.traces.chance import named_generator
+from kvferry.traces.derived import trimmed
 from kvferry.traces.format import MOST
 from kvferry.traces.rate import RateTrace
 
@@ -211,7 +212,7 @@ def _load(model: LoadModel, rng: np.random.Generator) -> RateTrace:
         shares.append(model.idle)
         edges.append(edges[-1] + max(1e-3, rng.exponential(model.busy_mean_s)))
         shares.append(rng.uniform(model.busy_low, model.busy_high))
-    return RateTrace(np.array(edges), np.array(shares)).trimmed(0.0, model.duration_s)
+    return trimmed(RateTrace(np.array(edges), np.array(shares)), 0.0, model.duration_s)
 
 
 def write_model(path: Path, model: BandwidthModel | LoadModel) -> None:

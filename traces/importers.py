@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from kvferry.specs.errors import InputError, pick
+from kvferry.traces.derived import trimmed
 from kvferry.traces.logs import READERS, Log
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request_log import holds_requests
@@ -34,7 +35,7 @@ def import_trace(
         start_s = float(later[0]) if len(later) else trace.duration_s
     if not 0 <= start_s < end_s <= trace.duration_s * (1 + 1e-9):
         raise InputError(f"{path}: lasts {trace.duration_s:g} s; nothing is left from {start_s:g} s to {end_s:g} s")
-    return trace if (start_s, end_s) == (0.0, trace.duration_s) else trace.trimmed(start_s, end_s)
+    return trace if (start_s, end_s) == (0.0, trace.duration_s) else trimmed(trace, start_s, end_s)
 
 
 def reader_of(log: Log) -> str:

@@ -10,6 +10,7 @@ from kvferry.specs.link import LinkSpec, LoadSpec, WaySpec
 from kvferry.traces.arrays import peek_arrays
 from kvferry.traces.catalogue import catalogue, folder, path_of, recorded_trace, unknown_trace
 from kvferry.traces.chance import Source, generator
+from kvferry.traces.derived import shifted, with_outages
 from kvferry.traces.format import FIRST_LINE, Kind, StoredTrace, read_lines, read_trace
 from kvferry.traces.generate import BandwidthModel, LoadModel, generate, read_model
 from kvferry.traces.rate import RateTrace
@@ -24,16 +25,16 @@ def link_trace(link: WaySpec) -> RateTrace:
 
     Raises InputError for a trace that is not known, not here, or not one of bandwidth.
     """
-    trace = (
-        RateTrace.constant(link.rate_bytes_per_s)
-        if link.rate_bytes_per_s is not None
-        else _realised(link).scaled(link.scale)
-    )
+    if link.rate_bytes_per_s is not None:
+        trace = RateTrace.constant(link.rate_bytes_per_s)
+    else:
+        trace = _realised(link)
+        trace = trace.with_rates(trace.rates * link.scale)
     if link.trace is not None and link.on_end is not None and trace.on_end != link.on_end:
         trace = RateTrace(trace.edges_s, trace.rates, link.on_end)
     try:
         outages = [(outage.start_s, outage.start_s + outage.duration_s) for outage in link.outages]
-        return trace.shifted(link.begins_s).with_outages(outages)
+        return with_outages(shifted(trace, link.begins_s), outages)
     except ValueError as error:
         raise InputError(f"link: {error}") from None
 

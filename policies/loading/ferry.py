@@ -1,16 +1,16 @@
 """Ferry: both paths work towards each other from the two ends of one order, which is used at every rate."""
 
-from heapq import heappop, heappush
-from math import exp, log
+from math import log
 
 import numpy as np
 
 from kvferry.policies.loading.bound import column_labels
 from kvferry.policies.loading.chain import chain_order
+from kvferry.policies.loading.computable import Computable
 from kvferry.policies.loading.loader import WIDE, Compute, LoadFacts, Stream
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
-from kvferry.policies.loading.ready import Ready
+from kvferry.policies.loading.throughput import Throughput
 
 
 def needed_streams(problem: LoadProblem, planned: np.ndarray, absent: np.ndarray) -> np.ndarray:
@@ -39,35 +39,6 @@ def needed_streams(problem: LoadProblem, planned: np.ndarray, absent: np.ndarray
     return units[np.lexsort((-height, column, chunk))]
 
 
-class Throughput:
-    """A running mean of the work done per second while there is work. It starts at the `expected` rate, which fades
-    over `memory_s` as observations come in.
-
-    It counts arrivals, so it includes the share of other requests, background load, outages and decompression.
-    """
-
-    def __init__(self, expected: float, memory_s: float, step_s: float = 0.05) -> None:
-        self.per_s = expected
-        self._memory_s, self._step_s = memory_s, step_s
-        self._at_s: float | None = None
-        self._done = 0.0
-        self._busy = False
-
-    def due(self, now_s: float) -> bool:
-        """Whether a step is over, so that a look changes something."""
-        return self._at_s is None or now_s - self._at_s >= self._step_s
-
-    def look(self, now_s: float, done: float, busy: bool) -> None:
-        """Update with the total `done` by now; `busy`: more is under way. A step counts if it began and ended busy."""
-        if not self.due(now_s):
-            return
-        if self._at_s is not None and self._busy and busy:
-            elapsed_s = now_s - self._at_s
-            seen_per_s = (done - self._done) / elapsed_s
-            self.per_s += (1 - exp(-elapsed_s / self._memory_s)) * (seen_per_s - self.per_s)
-        self._at_s, self._done, self._busy = now_s, done, busy
-
-
 # Time constant of the observed rate: about as long as a wireless link keeps its rate.
 _LINK_MEMORY_S = 0.5
 _PROCESSOR_MEMORY_S = 1.0
@@ -76,7 +47,7 @@ _REPLAN_FACTOR = 1.1
 # Plans assume a link slower than observed by this factor: a unit needed even then is needed in any case. Where token
 # chunks differ, this lowers the 95th percentile of regret by up to a quarter, at the same median (studies/regret.py).
 _CAUTION = 0.85
-# The slowest rate to plan with: an outage is assumed to end.
+# The slowest rate to plan with.
 _LEAST_SHARE = 1e-4
 
 
@@ -104,15 +75,12 @@ class Ferry:
         worth_first = np.argsort(column_labels(problem).ravel(), kind="stable")
         self._order = worth_first if self.needed_first else chain_order(problem)
         self._units: list[int] = self._order.tolist()
-        self._rank: list[int] = np.argsort(self._order).tolist()
         self._compute_s: list[float] = problem.compute_s.ravel().tolist()
         self._bytes: list[float] = problem.stream_bytes.ravel().tolist()
-        self._least_bytes_per_s = _LEAST_SHARE * facts.planned_bytes_per_s
-        self._link = Throughput(facts.planned_bytes_per_s, _LINK_MEMORY_S)
-        self._processor = Throughput(facts.planned_speed, _PROCESSOR_MEMORY_S)
-        # Computable units by rank; some may have gone to the link since.
-        self._ready = Ready(problem)
-        self._computable: list[tuple[int, int]] = []
+        planned_per_s = facts.planned_bytes_per_s
+        self._link = Throughput(planned_per_s, _LINK_MEMORY_S, _LEAST_SHARE * planned_per_s)
+        self._processor = Throughput(facts.planned_speed, _PROCESSOR_MEMORY_S, _LEAST_SHARE)
+        self._computable = Computable(problem, self._units)
         # What the link takes: first these, from the end of the list; then the order before `_back`.
         self._needed: list[int] = []
         self._back = problem.units
@@ -124,7 +92,7 @@ class Ferry:
 
     def next_compute(self, progress: LoadProgress, facts: LoadFacts) -> Compute | None:
         self._look(progress, facts)
-        unit = self._first_computable(progress)
+        unit = self._computable.first(progress)
         if unit is None:
             unit = self._streamed_too_late(progress, facts)
         if unit is None:
@@ -143,13 +111,6 @@ class Ferry:
             return None
         self._sent.append(unit)
         return Stream((unit,))
-
-    def _first_computable(self, progress: LoadProgress) -> int | None:
-        while self._computable:
-            unit = heappop(self._computable)[1]
-            if progress.absent(unit) and progress.computable(unit):
-                return unit
-        return None
 
     def _next_needed(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
         while self._needed:
@@ -170,8 +131,7 @@ class Ferry:
 
     def _look(self, progress: LoadProgress, facts: LoadFacts) -> None:
         """Update the computable units and observed rates; plan again if the exchange rate changed."""
-        for unit in self._ready.news(progress):
-            heappush(self._computable, (self._rank[unit], unit))
+        self._computable.look(progress)
         if not self._link.due(facts.now_s):
             return  # both rates are as they were
         self._link.look(facts.now_s, progress.streamed_bytes, progress.units_streaming > 0)
@@ -183,7 +143,7 @@ class Ferry:
     @property
     def _exchange(self) -> float:
         """Bytes that the link carries while the processor does one nominal second of work."""
-        return self._bytes_per_s / self._speed
+        return self._link.per_s / self._processor.per_s
 
     def _plan(self, progress: LoadProgress, facts: LoadFacts) -> None:
         """Estimate where the paths will meet, and find what units before that point need from behind it."""
@@ -197,7 +157,7 @@ class Ferry:
         absent = np.zeros(self._problem.units, dtype=bool)
         absent[progress.absent_units()] = True
         left = self._order[absent[self._order]]
-        begun_s = facts.starting_s * self._speed + progress.computing_s
+        begun_s = facts.starting_s * self._processor.per_s + progress.computing_s
         work_s = begun_s + self._problem.compute_s.ravel()[left].cumsum()
         n_bytes = self._problem.stream_bytes.ravel()[left]
         behind_bytes = progress.streaming_bytes + n_bytes.sum() - n_bytes.cumsum()
@@ -210,14 +170,6 @@ class Ferry:
         """What the link is expected to have brought by when the processor has done so many nominal seconds."""
         return _CAUTION * self._exchange * work_s
 
-    @property
-    def _bytes_per_s(self) -> float:
-        return max(self._link.per_s, self._least_bytes_per_s)
-
-    @property
-    def _speed(self) -> float:
-        return max(self._processor.per_s, _LEAST_SHARE)
-
     # --- races ------------------------------------------------------------------------------------------------------
 
     def _streamed_too_late(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
@@ -227,8 +179,8 @@ class Ferry:
         arrives_bytes = progress.streaming_bytes
         for unit in reversed(self._sent):
             if progress.computable(unit):
-                streamed_s = facts.rtt_s + arrives_bytes / self._bytes_per_s
-                computed_s = facts.starting_s + (progress.computing_s + self._compute_s[unit]) / self._speed
+                streamed_s = facts.rtt_s + arrives_bytes / self._link.per_s
+                computed_s = facts.starting_s + (progress.computing_s + self._compute_s[unit]) / self._processor.per_s
                 return unit if computed_s < streamed_s else None
             arrives_bytes -= self._bytes[unit]
         return None
@@ -240,7 +192,7 @@ class Ferry:
         ends_s = progress.computing_s
         for unit in reversed(self._computing):
             if not (progress.streaming[unit] or progress.present[unit]):
-                streamed_s = facts.rtt_s + (progress.streaming_bytes + self._bytes[unit]) / self._bytes_per_s
-                return unit if streamed_s < facts.starting_s + ends_s / self._speed else None
+                streamed_s = facts.rtt_s + (progress.streaming_bytes + self._bytes[unit]) / self._link.per_s
+                return unit if streamed_s < facts.starting_s + ends_s / self._processor.per_s else None
             ends_s -= self._compute_s[unit]
         return None

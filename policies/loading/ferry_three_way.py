@@ -1,23 +1,18 @@
 """Ferry over three paths: the processor, the link and local storage."""
 
-from heapq import heapify, heappop, heappush
 from math import log
 
 import numpy as np
 
-from kvferry.policies.loading.ferry import Throughput
+from kvferry.policies.loading.computable import Computable
 from kvferry.policies.loading.loader import WIDE, Compute, LoadFacts, Read, Stream
+from kvferry.policies.loading.path_rates import PathRates
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
-from kvferry.policies.loading.ready import Ready
 from kvferry.policies.loading.three_way import Divisions, three_way_stage
 
-# Time constant of the observed rates.
-_MEMORY_S = 0.5
 # A division is made again when the exchange rate of two paths has changed by this factor.
 _REPLAN_FACTOR = 1.1
-# The slowest rate to plan with, as a share of the planned one: an outage is assumed to end.
-_LEAST_SHARE = 1e-4
 # Units that are read together, as storage is faster with several commands under way; fewer towards the end of a part.
 _READ_TOGETHER = 4
 
@@ -34,12 +29,10 @@ class ThreeWayFerry:
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:
         self._problem = problem
         self._divisions = Divisions(problem)
-        self._ready = Ready(problem)
+        self._computable = Computable(problem)
+        self._rates = PathRates(facts)
         # What each unit asks of each path; infinite where a path does not lead to it.
         self._asks = [part.ravel().tolist() for part in (problem.compute_s, problem.stream_bytes, problem.stored_bytes)]
-        planned = (facts.planned_speed, facts.planned_bytes_per_s, facts.planned_read_bytes_per_s)
-        self._rates = [Throughput(rate, _MEMORY_S) for rate in planned]
-        self._least = [_LEAST_SHARE * rate for rate in planned]
         # Units that a path has taken and not finished, in order.
         self._taken: list[list[int]] = [[], [], []]
         self._divide(LoadProgress(problem), facts)
@@ -79,33 +72,16 @@ class ThreeWayFerry:
 
     def _look(self, progress: LoadProgress, facts: LoadFacts) -> None:
         """Update observed rates and computable units; divide again if an exchange rate has changed."""
-        computes = progress.units_computing > 0 and not facts.starting_s
-        seen = (
-            (progress.computed_s, computes),
-            (progress.streamed_bytes, progress.units_streaming > 0),
-            (progress.read_bytes, progress.units_reading > 0),
-        )
-        changed = self._rates[COMPUTE].due(facts.now_s)
-        for rate, (done, busy) in zip(self._rates, seen, strict=True):
-            rate.look(facts.now_s, done, busy)
-        for unit in self._ready.news(progress):
-            if unit in self._rank:
-                heappush(self._computable, (self._rank[unit], unit))
-        if not changed:
+        self._computable.look(progress)
+        if not self._rates.look(progress, facts):
             return
-        seconds = self._seconds()
-        drift = [log(now / then) for now, then in zip(seconds, self._divided_at, strict=True)]
+        drift = [log(now / then) for now, then in zip(self._rates.seconds(), self._divided_at, strict=True)]
         if max(drift) - min(drift) > log(_REPLAN_FACTOR):
             self._divide(progress, facts)
 
-    def _seconds(self) -> list[float]:
-        """What a unit of each path's amount takes at the observed rates; forever where there is no such path."""
-        rates = (max(rate.per_s, least) for rate, least in zip(self._rates, self._least, strict=True))
-        return [1.0 / rate if rate else 1e12 for rate in rates]
-
     def _divide(self, progress: LoadProgress, facts: LoadFacts) -> None:
         problem, shape = self._problem, self._problem.compute_s.shape
-        self._divided_at = self._seconds()
+        self._divided_at = self._rates.seconds()
         absent = np.zeros(shape, bool)
         absent.ravel()[progress.absent_units()] = True
         # A unit that came by another path ends its column (under all_heads a column may go on: left to the helpers).
@@ -117,41 +93,21 @@ class ThreeWayFerry:
             np.array(self._divided_at),
             absent=absent,
             computable=absent & ~np.logical_or.accumulate(blocked, axis=1),
-            ahead_s=np.array(self._ahead_s(progress, facts)),
+            ahead_s=np.array(self._rates.ahead_s(progress, facts)),
         )
         # Each part from its end: the next unit is the last of the list.
         self._parts = [list(part[::-1]) for part in (stage.compute, stage.stream, stage.read)]
-        # The order of the processor's part, and those of it that can be computed.
-        self._rank = {unit: place for place, unit in enumerate(stage.compute)}
-        self._computable = [(self._rank[unit], unit) for unit in stage.compute if progress.computable(unit)]
-        heapify(self._computable)
-
-    def _ahead_s(self, progress: LoadProgress, facts: LoadFacts) -> list[float]:
-        """When each path has done what it has already taken."""
-        compute, stream, read = self._seconds()
-        return [
-            facts.starting_s + progress.computing_s * compute,
-            facts.rtt_s + progress.streaming_bytes * stream,
-            progress.reading_bytes * read,
-        ]
+        self._computable.follow(stage.compute, progress)
 
     # --- what a path takes ------------------------------------------------------------------------------------------
 
     def _own_part(self, path: int, progress: LoadProgress) -> int | None:
         if path == COMPUTE:
-            return self._computable_part(progress)
+            return self._computable.first(progress)
         part = self._parts[path]
         while part:
             unit = part.pop()
             if progress.absent(unit):
-                return unit
-        return None
-
-    def _computable_part(self, progress: LoadProgress) -> int | None:
-        """The first computable unit of the processor's part; later ones come back as they become computable."""
-        while self._computable:
-            unit = heappop(self._computable)[1]
-            if progress.absent(unit) and progress.computable(unit):
                 return unit
         return None
 
@@ -169,7 +125,7 @@ class ThreeWayFerry:
 
     def _from_the_last(self, path: int, progress: LoadProgress, facts: LoadFacts) -> int | None:
         """The last unit of the path that would end last, if this path would have it sooner; None if there is none."""
-        ahead_s, seconds = self._ahead_s(progress, facts), self._seconds()
+        ahead_s, seconds = self._rates.ahead_s(progress, facts), self._rates.seconds()
         ends_s = [ahead + self._left(other, progress) * seconds[other] for other, ahead in enumerate(ahead_s)]
         for other in sorted(range(3), key=lambda other: -ends_s[other]):
             if other == path:

@@ -16,17 +16,14 @@ weighted. All readings share these scores; they differ in what a stage is:
 """
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 
 import numpy as np
 
 from kvferry.policies.loading.chain import meeting_point
 from kvferry.policies.loading.plan import Plan, Stage
 from kvferry.policies.loading.problem import LoadProblem
+from kvferry.policies.loading.scored_units import LEAST_S, ScoredUnits
 from kvferry.specs.errors import InputError, unknown_name
-
-# The score of chunks that cost nothing: they go first, and sums stay finite.
-_LEAST_S = 1e-12
 
 
 def greedy_plan(
@@ -69,7 +66,7 @@ def _one_stage(queues: "_Queues", problem: LoadProblem, bytes_per_s: float, _: f
 
     Nothing that this stage's streams unlock is computed, so streams are scored by their own time alone.
     """
-    order = np.array(queues.take_compute(float("inf")), dtype=np.int64)
+    order = np.array(queues.take(queues.compute, float("inf")), dtype=np.int64)
     cut = meeting_point(problem, order, bytes_per_s)
     left = np.sort(order[cut:])
     streamed = left[np.argsort(problem.stream_bytes.ravel()[left], kind="stable")]
@@ -96,20 +93,16 @@ def _staged(queues: "_Queues", stage_budget_s: float, start_s: float) -> Plan:
     while queues.remaining:
         starting_s = min(start_s, stage_budget_s)
         start_s -= starting_s
-        computed = queues.take_compute(stage_budget_s - starting_s)
-        streamed = queues.take_stream(stage_budget_s)
+        computed = queues.take(queues.compute, stage_budget_s - starting_s)
+        streamed = queues.take(queues.stream, stage_budget_s)
         if computed or streamed:
             stages.append(Stage(tuple(computed), tuple(streamed)))
     return Plan(tuple(stages))
 
 
 class _Queues:
-    """The queues Q_c and Q_s, whose scores are updated as chunks are loaded.
-
-    Two heaps of (negated score, unit), ties to the smaller unit. A changed score is recorded and pushed again;
-    an entry that differs from the record is stale, and dropped when it reaches the top. This is fast because loading a
-    chunk changes the scores of a few neighbours only.
-    """
+    """The queues Q_c and Q_s, whose scores are updated as chunks are loaded. This is fast because loading a chunk
+    changes the scores of a few neighbours only."""
 
     def __init__(self, problem: LoadProblem, bytes_per_s: float, own_weight: float, unlock_weight: float) -> None:
         tokens, layers, columns = problem.compute_s.shape
@@ -122,12 +115,10 @@ class _Queues:
         axes = np.unravel_index(np.arange(problem.units), problem.compute_s.shape)
         self.place: list[tuple[int, int, int]] = list(zip(*(axis.tolist() for axis in axes)))
 
-        compute_s, stream_s = problem.compute_s.ravel(), problem.stream_bytes.ravel() / bytes_per_s
-        self.compute_s: list[float] = compute_s.tolist()
-        self.stream_s: list[float] = stream_s.tolist()
-        self.own_compute: list[float] = (own_weight / np.maximum(compute_s, _LEAST_S)).tolist()
-        self.own_stream: list[float] = (own_weight / np.maximum(stream_s, _LEAST_S)).tolist()
-        self.unlocked: list[float] = (unlock_weight / np.maximum(compute_s, _LEAST_S)).tolist()
+        compute_s = problem.compute_s.ravel()
+        self.compute = ScoredUnits(compute_s, own_weight)
+        self.stream = ScoredUnits(problem.stream_bytes.ravel() / bytes_per_s, own_weight)
+        self.unlocked: list[float] = (unlock_weight / np.maximum(compute_s, LEAST_S)).tolist()
 
         self.top_down = False
         self.remaining = problem.units
@@ -135,40 +126,21 @@ class _Queues:
         # Per column t * C + c the layers computed; per row l * C + c the smallest t not loaded.
         self.depth = [0] * (tokens * columns)
         self.first = [0] * (layers * columns)
-        # A unit's entry in a queue's heap, None while it is not in that queue.
-        self.compute_entry: list[float | None] = [None] * problem.units
-        self.stream_entry: list[float | None] = [None] * problem.units
-        self.compute_heap: list[tuple[float, int]] = []
-        self.stream_heap: list[tuple[float, int]] = []
         for t in range(tokens):
             for c in range(columns):
                 self._enter_compute_if_ready(problem.unit(t, 0, c))
 
-    def take_compute(self, budget_s: float) -> list[int]:
-        """Compute from the top of Q_c until the budget is used up; units that become ready join at once."""
-        taken, spent_s = [], 0.0
-        while self.compute_heap and spent_s < budget_s:
-            entry, unit = heappop(self.compute_heap)
-            if entry == self.compute_entry[unit]:
-                self._load(unit, computed=True)
-                taken.append(unit)
-                spent_s += self.compute_s[unit]
-        return taken
-
-    def take_stream(self, budget_s: float) -> list[int]:
-        """Stream from the top of Q_s until the budget is used up."""
-        taken, spent_s = [], 0.0
-        while self.stream_heap and spent_s < budget_s:
-            entry, unit = heappop(self.stream_heap)
-            if entry == self.stream_entry[unit]:
-                self._load(unit, computed=False)
-                taken.append(unit)
-                spent_s += self.stream_s[unit]
+    def take(self, queue: ScoredUnits, budget_s: float) -> list[int]:
+        """Load from the top of a queue until the budget is used up; units that become ready join at once."""
+        taken = []
+        for unit in queue.within(budget_s):
+            self._load(unit, computed=queue is self.compute)
+            taken.append(unit)
         return taken
 
     def enter_stream(self, unit: int) -> None:
         """Add a unit to Q_s."""
-        self.stream_entry[unit] = 0.0
+        self.stream.entry[unit] = 0.0
         self._rescore(unit)
 
     def _enter_compute_if_ready(self, unit: int) -> bool:
@@ -178,7 +150,7 @@ class _Queues:
         attended = self.attends[l]
         if attended is not None and self.first[attended * self.columns + c] < t:
             return False
-        self.compute_entry[unit] = 0.0
+        self.compute.entry[unit] = 0.0
         self._rescore(unit)
         return True
 
@@ -187,7 +159,7 @@ class _Queues:
         t, l, c = self.place[unit]
         self.remaining -= 1
         self.loaded[unit] = 1
-        self.compute_entry[unit] = self.stream_entry[unit] = None
+        self.compute.entry[unit] = self.stream.entry[unit] = None
         column = t * self.columns + c
         if computed:
             self.depth[column] = l + 1
@@ -230,25 +202,20 @@ class _Queues:
 
     def _rescore(self, unit: int) -> None:
         """Update a unit's entries in the queues that hold it."""
-        stream_entry, compute_entry = self.stream_entry[unit], self.compute_entry[unit]
-        if stream_entry is None and compute_entry is None:
+        streams, computes = self.stream.entry[unit] is not None, self.compute.entry[unit] is not None
+        if not (streams or computes):
             return
         t, l, c = self.place[unit]
         gain = self._row_gain(unit, t, l, c)
-        if stream_entry is not None:
-            entry = -self.own_stream[unit] - gain
-            if entry != stream_entry:
-                self.stream_entry[unit] = entry
-                heappush(self.stream_heap, (entry, unit))
-        if compute_entry is not None:
-            entry = -self.own_compute[unit] - gain
+        if streams:
+            self.stream.put(unit, gain)
+        if computes:
+            above = 0.0
             if l + 1 < self.layers and not self.loaded[unit + self.up]:
                 attended = self.attends[l + 1]
                 if attended is None or self.first[attended * self.columns + c] >= t:
-                    entry -= self.unlocked[unit + self.up]
-            if entry != compute_entry:
-                self.compute_entry[unit] = entry
-                heappush(self.compute_heap, (entry, unit))
+                    above = self.unlocked[unit + self.up]
+            self.compute.put(unit, gain, above)
 
     def _row_gain(self, unit: int, t: int, l: int, c: int) -> float:
         """The score of the units of later token chunks that become ready when this unit is loaded."""

@@ -45,7 +45,7 @@ class Horizon(Ferry):
         elapsed_s = facts.now_s - self._step_s
         if elapsed_s >= _STEP_S:
             seen_bytes_per_s = (progress.streamed_bytes - self._step_bytes) / elapsed_s
-            newest, less = 1 - exp(-elapsed_s / _MEMORY_S), min(0.0, seen_bytes_per_s - self._bytes_per_s)
+            newest, less = 1 - exp(-elapsed_s / _MEMORY_S), min(0.0, seen_bytes_per_s - self._link.per_s)
             self._variance += newest * (less**2 - self._variance)
             self._step_s, self._step_bytes = facts.now_s, progress.streamed_bytes
         super()._look(progress, facts)
@@ -71,25 +71,25 @@ class Horizon(Ferry):
     ) -> np.ndarray:
         """In how long the processor first waits for one of the `streamed` units of each column [T, L, C]: it computes
         those that are `planned`."""
-        begun_s = facts.starting_s * self._speed + progress.computing_s
+        begun_s = facts.starting_s * self._processor.per_s + progress.computing_s
         order = computing_order(self._problem, planned, self._labels)
         work_s = self._problem.compute_s.ravel()[order]
         begins_s = np.full(planned.shape, np.inf)
-        begins_s.ravel()[order] = (begun_s + work_s.cumsum() - work_s) / self._speed
+        begins_s.ravel()[order] = (begun_s + work_s.cumsum() - work_s) / self._processor.per_s
         asked_s = np.where(streamed, first_asked(self._problem, begins_s, np.inf), np.inf)
         return np.broadcast_to(asked_s.min(axis=1, keepdims=True), planned.shape)
 
     def _surely_per_s(self, horizon_s: np.ndarray) -> np.ndarray:
         """The mean rate over each horizon, less the deviations."""
         share = np.sqrt(np.minimum(1.0, 2 * _MEMORY_S / np.maximum(horizon_s, 1e-6)))
-        return np.maximum(self._bytes_per_s - self._deviations * sqrt(self._variance) * share, self._least_bytes_per_s)
+        return np.maximum(self._link.per_s - self._deviations * sqrt(self._variance) * share, self._link.least_per_s)
 
     def _arriving_bytes(self, work_s: np.ndarray, facts: LoadFacts) -> np.ndarray:
         return self._exchange * work_s
 
     def _next_needed(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
         # What would be due before the next plan is due now.
-        free_s = facts.now_s + _RECEDES_S + facts.rtt_s + progress.streaming_bytes / self._bytes_per_s
+        free_s = facts.now_s + _RECEDES_S + facts.rtt_s + progress.streaming_bytes / self._link.per_s
         while self._needed and (free_s >= self._latest_s[-1] or not progress.absent(self._needed[-1])):
             self._latest_s.pop()
             unit = self._needed.pop()

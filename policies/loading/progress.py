@@ -112,7 +112,7 @@ class LoadProgress:
 
     def streamed(self, unit: int, n_bytes: float) -> None:
         """The unit has been delivered, decompressed and put where attention can read it."""
-        self._left_link(unit, n_bytes)
+        self.stream_cancelled(unit, n_bytes)
         self.streamed_bytes += n_bytes
         self.delivered.append(unit)
         self._arrive(unit)
@@ -126,17 +126,15 @@ class LoadProgress:
             self.first_missing[l][c] = min(self.first_missing[l][c], t)
 
     def stream_cancelled(self, unit: int, n_bytes: float) -> None:
-        self._left_link(unit, n_bytes)
+        """The link no longer brings the unit."""
+        self.streaming[unit] = 0
+        self.units_streaming -= 1
+        self.streaming_bytes = self.streaming_bytes - n_bytes if self.units_streaming else 0.0
 
     def _left_processor(self, unit: int) -> None:
         self.computing[unit] = 0
         self.units_computing -= 1
         self.computing_s = self.computing_s - self._compute_s[unit] if self.units_computing else 0.0
-
-    def _left_link(self, unit: int, n_bytes: float) -> None:
-        self.streaming[unit] = 0
-        self.units_streaming -= 1
-        self.streaming_bytes = self.streaming_bytes - n_bytes if self.units_streaming else 0.0
 
     def _arrive(self, unit: int) -> None:
         if self.present[unit]:

@@ -90,9 +90,8 @@ def plain_finish_times(trace: RateTrace, load: list[Asked]) -> list[float]:
 @given(traces(), loads)
 def test_it_equals_the_plain_fluid_model(trace: RateTrace, load: list[Asked]) -> None:
     load = [Asked(ask.at_s, ask.flow, min(ask.n_bytes, 40.0)) for ask in load]
-    trace = trace.scaled(
-        40.0
-    )  # all ends within the 1,000 s that the plain model covers: 480 bytes at 40 x 0.125 in 8.6 s
+    # All ends within the 1,000 s that the plain model covers: 480 bytes at 40 x 0.125 in 8.6 s.
+    trace = trace.with_rates(40.0 * trace.rates)
     _, tickets, _ = run(trace, load)
     # Compared by what the trace offers until then: a last byte may fall before or after an outage by rounding alone.
     ends = [trace.amount(0.0, ticket.end_s or 0.0) for ticket in tickets]

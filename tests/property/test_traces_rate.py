@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvferry.traces.derived import shifted, with_outages
 from kvferry.traces.rate import RateTrace
 
 RATES = st.one_of(st.just(0.0), st.floats(1e-3, 1e10))
@@ -120,7 +121,7 @@ def test_shifting_is_starting_later(data):
     a, b = sorted((data.draw(times_of(trace)), data.draw(times_of(trace))))
     tolerance = 100 * resolution(trace, offset + b)
     assert math.isclose(
-        trace.shifted(offset).amount(a, b), trace.amount(offset + a, offset + b), rel_tol=1e-9, abs_tol=tolerance
+        shifted(trace, offset).amount(a, b), trace.amount(offset + a, offset + b), rel_tol=1e-9, abs_tol=tolerance
     )
 
 
@@ -129,26 +130,12 @@ def test_an_outage_takes_what_was_due_in_it_and_nothing_else(data):
     trace = data.draw(traces())
     start, end = sorted((data.draw(times_of(trace)), data.draw(times_of(trace))))
     if end - start > 1e-6:
-        broken = trace.with_outages([(start, end)])
+        broken = with_outages(trace, [(start, end)])
         horizon = data.draw(st.floats(1, 3)) * max(end, trace.duration_s)
         expected = trace.amount(0, start) + trace.amount(end, horizon)
         assert broken.amount(start, end) <= resolution(trace, end)
         tolerance = 100 * resolution(trace, horizon)
         assert math.isclose(broken.amount(0, horizon), expected, rel_tol=1e-9, abs_tol=tolerance)
-
-
-@given(st.data())
-def test_a_product_is_the_product_at_every_time(data):
-    on_grid = st.builds(
-        lambda rates, interval, on_end: RateTrace.from_samples(rates, interval, on_end),
-        st.lists(st.floats(0, 100), min_size=1, max_size=6),
-        st.sampled_from([0.5, 1.0, 1.5, 2.0]),
-        st.sampled_from(["loop", "hold", "end"]),
-    )
-    a, b = data.draw(on_grid), data.draw(on_grid)
-    product = a.times(b)
-    for t in np.arange(0.25, 400, 7.5):
-        assert product.rate_at(t) == a.rate_at(t) * b.rate_at(t)
 
 
 @given(st.data())

@@ -10,6 +10,7 @@ from kvferry.sim.access import Access, Accesses
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.link import Link
 from kvferry.specs.errors import LinkDown
+from kvferry.traces.derived import shifted
 from kvferry.traces.rate import RateTrace
 
 MB = 1e6
@@ -122,7 +123,7 @@ def test_what_is_sent_behind_a_stream_comes_behind_its_last_part() -> None:
 
 def test_a_message_over_a_link_that_ends_is_lost_and_its_sender_learns_of_it() -> None:
     env = simpy.Environment()
-    short = RateTrace.constant(1.0).shifted(0.0)
+    short = shifted(RateTrace.constant(1.0), 0.0)
     short = RateTrace(short.edges_s, short.rates, "end")
     board = Switchboard(env, Accesses(env, {"phone": access(env, up=short)}))
     end = board.open("phone", "cloud")

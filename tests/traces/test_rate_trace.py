@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
+from kvferry.traces.derived import course, shifted, trimmed, with_outages
 from kvferry.traces.rate import RateTrace
 
 # 100/s for 2 s, nothing for 1 s, 50/s for 2 s: 300 in 5 s.
@@ -125,39 +126,39 @@ def test_segments_unroll_the_loop():
 
 
 def test_derived_traces():
-    assert trace().scaled(2).amount(0, 5) == 600
-    middle = trace().trimmed(1, 4)
+    assert trace().with_rates(2 * trace().rates).amount(0, 5) == 600
+    middle = trimmed(trace(), 1, 4)
     assert (middle.edges_s.tolist(), middle.rates.tolist()) == ([0, 1, 2, 3], [100, 0, 50])
-    later = trace().shifted(4)
+    later = shifted(trace(), 4)
     assert (later.edges_s.tolist(), later.rates.tolist()) == ([0, 1, 3, 4, 5], [50, 100, 0, 50])
-    assert trace("hold").shifted(9).rate_at(0) == 50
-    assert trace("end").shifted(9).rate_at(0) == 0
-    assert trace("loop", 3.0).shifted(1).amount(0, 8) == trace("loop", 3.0).amount(1, 9)
+    assert shifted(trace("hold"), 9).rate_at(0) == 50
+    assert shifted(trace("end"), 9).rate_at(0) == 0
+    assert shifted(trace("loop", 3.0), 1).amount(0, 8) == trace("loop", 3.0).amount(1, 9)
     share = RateTrace(np.array([0.0, 1.0, 2.0]), np.array([0.25, 1.0]))
-    assert share.complement().rates.tolist() == [0.75, 0.0]
+    assert share.with_rates(1 - share.rates).rates.tolist() == [0.75, 0.0]
     with pytest.raises(ValueError):
-        trace().complement()
+        trace().with_rates(1 - trace().rates)
 
 
 def test_an_outage_happens_once():
-    broken = trace().with_outages([(6, 7)])
+    broken = with_outages(trace(), [(6, 7)])
     # The first cycle is whole, the second loses the 100 of its second second, the third is whole again.
     assert [broken.amount(a, a + 5) for a in (0, 5, 10, 500)] == [300, 200, 300, 300]
     assert broken.rate_at(6.5) == 0
     assert broken.finish_s(0, 500) == 10.0
-    held = RateTrace.constant(10).with_outages([(0, 1), (4, 6)])
+    held = with_outages(RateTrace.constant(10), [(0, 1), (4, 6)])
     assert held.amount(0, 10) == 70
     assert held.finish_s(0, 40) == 7.0
-    assert trace("end").with_outages([(4, 8)]).amount(0, 100) == 250
+    assert with_outages(trace("end"), [(4, 8)]).amount(0, 100) == 250
     # Overlapping and unordered ones are down while any is: 1..5.
-    assert RateTrace.constant(10).with_outages([(3, 5), (1, 4), (2, 3)]).amount(0, 10) == 60
-    assert trace().with_outages([]).amount(0, 10) == 600
+    assert with_outages(RateTrace.constant(10), [(3, 5), (1, 4), (2, 3)]).amount(0, 10) == 60
+    assert with_outages(trace(), []).amount(0, 10) == 600
     with pytest.raises(ValueError):
-        trace().with_outages([(3, 2)])
+        with_outages(trace(), [(3, 2)])
 
 
 def test_a_long_outage_is_one_piece():
-    broken = RateTrace.from_samples([1.0, 3.0], 0.1).with_outages([(1.0, 1e7)])
+    broken = with_outages(RateTrace.from_samples([1.0, 3.0], 0.1), [(1.0, 1e7)])
     assert len(broken.rates) < 20
     assert broken.amount(0, 1e7) == pytest.approx(2.0)
     assert broken.amount(1e7, 1e7 + 1) == pytest.approx(2.0)
@@ -167,30 +168,17 @@ def test_outages_are_a_product_with_what_is_up():
     # Loops, holds and ends; before, within and after the trace.
     up = RateTrace(np.array([0.0, 0.5, 1.5, 6.0, 7.5, 8.5]), np.array([1.0, 0.0, 1.0, 0.0, 1.0]), "hold")
     for on_end in ("loop", "hold", "end"):
-        broken, product = trace(on_end).with_outages([(0.5, 1.5), (6.0, 7.5)]), trace(on_end).times(up)
+        broken, whole = with_outages(trace(on_end), [(0.5, 1.5), (6.0, 7.5)]), trace(on_end)
         for t_s in np.arange(0, 30, 0.25).tolist():
-            assert broken.rate_at(t_s) == product.rate_at(t_s)
+            assert broken.rate_at(t_s) == whole.rate_at(t_s) * up.rate_at(t_s)
 
 
 def test_a_course_for_drawing_has_so_many_pieces_at_most():
-    exact, course = trace().segments(1, 9), trace().course(1, 9, 100)
-    assert [part.tolist() for part in course] == [part.tolist() for part in exact]
-    edges, rates = trace().course(0, 1e9, 1000)
+    exact, drawn = trace().segments(1, 9), course(trace(), 1, 9, 100)
+    assert [part.tolist() for part in drawn] == [part.tolist() for part in exact]
+    edges, rates = course(trace(), 0, 1e9, 1000)
     assert (len(edges), len(rates)) == (1001, 1000)
     assert (rates * np.diff(edges)).sum() == pytest.approx(trace().amount(0, 1e9))
-
-
-def test_the_product_of_two_loops_has_their_joint_period():
-    # Rates 1 and 2 for 1 s each, times 1 and 0 for 3 s each. Period 2 times period 6: 6 s.
-    a = RateTrace.from_samples([1, 2], 1)
-    b = RateTrace.from_samples([1, 0], 3)
-    product = a.times(b)
-    # Seconds 0..5: 1 2 1 0 0 0.
-    assert product.duration_s == 6
-    assert product.amount(0, 6) == 4
-    assert product.amount(0, 60) == 40
-    assert a.times(RateTrace.constant(3)).amount(0, 4) == 18
-    assert RateTrace.constant(2).times(RateTrace.constant(3)).finish_s(0, 60) == 10
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,6 @@ def test_transfers_wait_out_what_stands_still():
 def test_transfers_depend_on_the_course_alone(rates):
     trace = RateTrace.from_samples([*rates, 1], 0.5)
     times_s = transfer_times_s(trace, 2.0)
-    assert transfer_times_s(trace.scaled(8.0), 2.0) == pytest.approx(times_s, abs=1e-9)
+    assert transfer_times_s(trace.with_rates(8.0 * trace.rates), 2.0) == pytest.approx(times_s, abs=1e-9)
     # None is quicker than the highest rate allows.
     assert times_s.min() >= 2.0 * trace.mean() / trace.rates.max() - 1e-9

@@ -7,10 +7,11 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 
-from kvferry.policies.loading.ferry import Ferry, Throughput, needed_streams
+from kvferry.policies.loading.ferry import Ferry, needed_streams
 from kvferry.policies.loading.loader import LoadFacts
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.policies.loading.progress import LoadProgress
+from kvferry.policies.loading.throughput import Throughput
 
 FACTS = LoadFacts(now_s=0.0, planned_bytes_per_s=1.0, rtt_s=0.0)
 
@@ -92,9 +93,9 @@ def test_heads_need_only_their_own() -> None:
 
 
 def test_throughput_forgets_what_was_expected() -> None:
-    seen = Throughput(10.0, memory_s=1.0, step_s=0.5)
+    seen = Throughput(10.0, memory_s=1.0, least_per_s=0.1)
     seen.look(0.0, 0.0, True)
-    seen.look(0.4, 3.0, True)  # within a step: nothing yet
+    seen.look(0.04, 3.0, True)  # within a step: nothing yet
     assert seen.per_s == 10.0
     # After 1 s at 4/s, 1/e of the expectation is left: 4 + (10 - 4) / e.
     seen.look(1.0, 4.0, True)
@@ -102,7 +103,7 @@ def test_throughput_forgets_what_was_expected() -> None:
 
 
 def test_throughput_looks_away_while_nothing_is_to_be_done() -> None:
-    seen = Throughput(10.0, memory_s=1.0, step_s=0.5)
+    seen = Throughput(10.0, memory_s=1.0, least_per_s=0.1)
     seen.look(0.0, 0.0, True)
     seen.look(1.0, 0.0, False)  # idle for some of it
     seen.look(5.0, 0.0, True)
