@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -26,23 +27,17 @@ class Switchboard:
     def __init__(self, env: simpy.Environment, carry: Carry | None = None) -> None:
         self._env = env
         self._carry = carry or AtOnce(env)
-        self._inboxes: dict[tuple[str, str], Inbox] = {}
+        self._inboxes: defaultdict[tuple[str, str], Inbox] = defaultdict(lambda: Inbox(env))
 
     def open(self, name: str, peer: str) -> ChannelEnd:
         """The end that `name` holds of its channel with `peer`."""
-        incoming, outgoing = self._inbox(peer, name), self._inbox(name, peer)
+        incoming, outgoing = self._inboxes[peer, name], self._inboxes[name, peer]
 
         def broken() -> None:
             if self._inboxes.get((peer, name)) is incoming:
                 del self._inboxes[peer, name], self._inboxes[name, peer]
 
         return ChannelEnd(self._env, incoming, Outbox(self._env, outgoing, self._carry, (name, peer)), peer, broken)
-
-    def _inbox(self, sender: str, receiver: str) -> Inbox:
-        inbox = self._inboxes.get((sender, receiver))
-        if inbox is None:
-            inbox = self._inboxes[sender, receiver] = Inbox(self._env)
-        return inbox
 
 
 class ChannelEnd:
@@ -68,9 +63,9 @@ class ChannelEnd:
         """A stream of parts of this many bytes each."""
         if self._closed:
             raise RuntimeError("this end of the channel is closed")
-        parts = self._outgoing.parts(n_bytes)
-        stream = SimStream(self._outgoing, n_bytes) if parts is None else CarriedStream(self._outgoing, parts)
-        self._outgoing.to.stream = stream
+        to = self._outgoing
+        parts = to.carry.stream(*to.names, n_bytes)
+        stream = to.inbox.stream = SimStream(to, n_bytes) if parts is None else CarriedStream(to, parts)
         return stream
 
     @property
@@ -126,8 +121,8 @@ class ChannelEnd:
         """Close this end, after all messages that were sent. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
-            if self._outgoing.to.stream is not None:
-                self._outgoing.to.stream.cut()
+            if self._outgoing.inbox.stream is not None:
+                self._outgoing.inbox.stream.cut()
             self._outgoing.send(None, 0.0)
 
     def hang_up(self) -> None:

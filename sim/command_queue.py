@@ -18,8 +18,9 @@ ARRIVES, ENDS = 0, 1
 
 
 class CommandQueue:
-    """Commands of batches, each batch behind all others. A command takes a place as soon as one is free: its event says
-    when it arrives in the device, which calls `_end` when its last byte is through."""
+    """Commands of batches, each batch behind all others. A command takes a place as soon as one is free, and gives it
+    back when its last byte is through, as the device says by `_end`. On its way to the device the host takes `host_s`
+    for it, and the time of its bytes at `host_bytes_per_s`."""
 
     def __init__(self, spec: FlashSpec, queue_depth: int) -> None:
         self._spec = spec

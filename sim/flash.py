@@ -14,15 +14,12 @@ _ON_CHANNEL, _ON_BUS = 2, 3
 class Flash(CommandQueue):
     """Commands on their way through a device. Simulated time moves only when `advance` is called.
 
-    A command takes a place in the queue as soon as one is free, and gives it back when its last byte is through. The
-    host takes `host_s` for it, and the time of its bytes at `host_bytes_per_s`; the controller, which handles one
-    command at a time, `command_s`, and `partial_s` more when it does not begin and end between sectors. A read is
-    then sensed on the dies that hold its pages (page p on die p mod dies), whole pages only; it leaves over the
-    die's channel in whole sectors, and over the bus to the host without what was not asked for. A write takes the
-    same path backwards, is gathered with others to whole pages, and has ended `buffer_s` before those are
-    programmed. With half duplex there is one bus for both directions, and the controller's work on a command holds
-    it, as it may with full duplex (`commands_hold_bus`). Controller, dies, channels and bus serve one at a time,
-    first come, first served.
+    The controller, which handles one command at a time, takes `command_s` for it, and `partial_s` more when it does
+    not begin and end between sectors. A read is then sensed on the dies that hold its pages, and leaves over the die's
+    channel and over the bus to the host. A write takes the same path backwards, is gathered with others to whole pages,
+    and has ended `buffer_s` before those are programmed. With half duplex there is one bus for both directions, and the
+    controller's work on a command holds it, as it may with full duplex (`commands_hold_bus`). Controller, dies,
+    channels and bus serve one at a time, first come, first served.
 
     Left out: garbage collection and wear, caches of what was read, suspended programs, several planes, thermal
     throttling, and where a file system puts a file's blocks.

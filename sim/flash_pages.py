@@ -11,8 +11,8 @@ Piece = tuple[int, float, float, float]
 
 
 class FlashPages:
-    """Page p lies on die p mod dies. A die works on whole pages, its channel moves whole sectors, and the bus what was
-    asked for."""
+    """Page p lies on die p mod dies. A die senses whole pages, its channel moves whole sectors, and the bus to the host
+    what was asked for."""
 
     def __init__(self, spec: FlashSpec) -> None:
         self._spec, self._dies = spec, spec.channels * spec.dies

@@ -1,12 +1,12 @@
 """What one end of a channel sends, on its way to the other's inbox."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import simpy
 
 from kvferry.machine.channel import Streamed
-from kvferry.sim.carry import Carry, Parts
+from kvferry.sim.carry import Carry
 from kvferry.sim.inbox import Inbox
 
 
@@ -16,8 +16,8 @@ class Outbox:
     `names`: of this side and of the peer, for `carry`.
     """
 
-    def __init__(self, env: simpy.Environment, to: Inbox, carry: Carry, names: tuple[str, str]) -> None:
-        self.env, self.to, self._carry, self._names = env, to, carry, names
+    def __init__(self, env: simpy.Environment, inbox: Inbox, carry: Carry, names: tuple[str, str]) -> None:
+        self.env, self.inbox, self.carry, self.names = env, inbox, carry, names
         # When the last message of this side arrived; and what fires with the end of a stream whose last parts are late.
         self._arrived_s = 0.0
         self._ending: simpy.Event | None = None
@@ -26,13 +26,9 @@ class Outbox:
         """Send a message. The event fires when it has arrived."""
         return self.cross(n_bytes, lambda crossed: self.arrive(crossed, message))
 
-    def parts(self, n_bytes: float) -> Parts | None:
-        """What carries parts of this many bytes one by one; None: they cross by arithmetic."""
-        return self._carry.stream(*self._names, n_bytes)
-
     def cross(self, n_bytes: float, then: Callable[[simpy.Event], None]) -> simpy.Event:
         """Calls `then` first when this many bytes, sent now, have crossed, or cannot."""
-        crossing = self._carry(*self._names, n_bytes)
+        crossing = self.carry(*self.names, n_bytes)
         assert crossing.callbacks is not None
         crossing.callbacks.append(then)
         return crossing
@@ -44,7 +40,7 @@ class Outbox:
     def _hung_up(self, crossed: simpy.Event) -> None:
         if not crossed.ok:
             crossed.defused = True
-        self.to.cut(f"{self._names[0]} went away without saying goodbye")
+        self.inbox.cut(f"{self.names[0]} went away without saying goodbye")
 
     def arrive(self, crossed: simpy.Event, message: Any) -> None:
         """Put a message that has crossed into the inbox. It does not overtake a stream whose last parts are late."""
@@ -52,7 +48,7 @@ class Outbox:
             behind.append(lambda _: self.arrive(crossed, message))
         elif crossed.ok:
             self._arrived_s = self.env.now
-            self.to.put(message)
+            self.inbox.put(message)
         else:
             crossed.defused = True  # a sender that waits for it raises the error; the message is lost
 
@@ -76,11 +72,3 @@ class Outbox:
         if times_s and min(times_s) < before_s:
             return Streamed([max(before_s, time_s) for time_s in times_s], streamed.values)
         return streamed
-
-    def arrivals_s(self, sent_s: Sequence[float], n_bytes: float) -> Sequence[float]:
-        """When parts arrive that were sent at these times."""
-        return self._carry.arrivals_s(*self._names, sent_s, n_bytes)
-
-    def expected_s(self, sent_s: Sequence[float], n_bytes: float, behind_s: float) -> Sequence[float]:
-        """When they are expected, behind one that arrives at `behind_s`."""
-        return self._carry.expected_s(*self._names, sent_s, n_bytes, behind_s)

@@ -29,7 +29,8 @@ class SimStream:
     def heard_s(self, now_s: float) -> float:
         behind_s = self._expected_s[-1] if self._expected_s else -math.inf
         if sent_s := self._sent_s[len(self._expected_s) :]:
-            self._expected_s += self._outbox.expected_s(sent_s, self._n_bytes, behind_s)
+            carry, names = self._outbox.carry, self._outbox.names
+            self._expected_s += carry.expected_s(*names, sent_s, self._n_bytes, behind_s)
         there = bisect_right(self._expected_s, now_s)
         return self._expected_s[there - 1] if there else -math.inf
 
@@ -51,13 +52,14 @@ class SimStream:
     def cut(self) -> None:
         if not self._ended:
             self._ended = True
-            self._outbox.to.broken_off = self._outbox.behind(self._streamed())
+            self._outbox.inbox.broken_off = self._outbox.behind(self._streamed())
 
     def _streamed(self) -> Streamed:
         values: list[Any] = [None] * len(self._sent_s)
         for n, value in self._said.items():
             values[n] = value
-        return Streamed(self._outbox.arrivals_s(self._sent_s, self._n_bytes), values)
+        arrivals_s = self._outbox.carry.arrivals_s(*self._outbox.names, self._sent_s, self._n_bytes)
+        return Streamed(arrivals_s, values)
 
 
 class CarriedStream:
@@ -91,4 +93,4 @@ class CarriedStream:
         if not self._ended:
             self._ended = True
             self._parts.look()
-            self._outbox.to.broken_off = Streamed(self._parts.times_s, self._parts.values)
+            self._outbox.inbox.broken_off = Streamed(self._parts.times_s, self._parts.values)

@@ -25,7 +25,8 @@ class HiddenState(RegisteredOps):
         # Made by the layer of the token under way, with its rotary embedding; None: not projected yet.
         self._queries: torch.Tensor | None = None
         self._keys_values: KeysValues | None = None
-        self._attended: torch.Tensor | None = None
+        # Given by its attention.
+        self.attended: torch.Tensor | None = None
 
     def check(self, op: Op, layer: int | None) -> int:
         """Returns the layer of an op, whose turn it is."""
@@ -71,10 +72,6 @@ class HiddenState(RegisteredOps):
             return self._queries
         return self._decoder.queries(layer, self._tensor, self._rotary_now)
 
-    def attended(self, attended: torch.Tensor) -> None:
-        """The layer's attention has given this."""
-        self._attended = attended
-
     @runs(RestOfLayer)
     def _rest(self, op: RestOfLayer, inputs: Sequence[Any]) -> None:
         layer = self.check(op, op.layer)
@@ -85,10 +82,10 @@ class HiddenState(RegisteredOps):
     @runs(FeedForward)
     def _feed_forward(self, op: FeedForward | RestOfLayer, inputs: Sequence[Any]) -> None:
         self.check(op, op.layer)
-        if self._attended is None:
+        if self.attended is None:
             raise KvferryError(f"layer {self.depth} has not attended yet")
-        self._tensor = self._decoder.above(self.depth, self._tensor, self._attended)
-        self._queries = self._keys_values = self._attended = None
+        self._tensor = self._decoder.above(self.depth, self._tensor, self.attended)
+        self._queries = self._keys_values = self.attended = None
         self.depth += 1
 
     def logits(self) -> torch.Tensor:

@@ -166,7 +166,7 @@ class Layers(RegisteredOps):
             self._noted.put(layer, queries, new[0])
         queries = queries[:, :, 0].unflatten(1, (keys.shape[1], -1))
         attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=there)
-        self._state.attended(attended.flatten(1, 2)[:, :, None])
+        self._state.attended = attended.flatten(1, 2)[:, :, None]
         if self._index is not None and kv.ids is not None:
             self._index.attended(layer, kv.ids, queries, keys)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from kvferry.backends.live.engine.environment import WallClockEnvironment
-from kvferry.backends.live.engine.thread_work import LiveWork
+from kvferry.backends.live.engine.thread_work import Call, LiveWork
 from kvferry.backends.live.engine.worker import Worker
 from kvferry.disk.direct_storage import Data
 from kvferry.machine.ops import Extents
@@ -68,13 +68,6 @@ class LiveStorage(Worker):
             raise InputError("this machine was made without a storage file")
         return self._file
 
-    def _move(
-        self,
-        label: str,
-        extents: Extents,
-        call: Callable[[Sequence[Any]], Any],
-        after: Iterable[Ticket],
-        request: int | None,
-    ) -> LiveWork:
+    def _move(self, label: str, extents: Extents, call: Call, after: Iterable[Ticket], request: int | None) -> LiveWork:
         n_bytes = self._file.device_bytes(extents) if isinstance(self._file, LikeDevice) else extents.n_bytes
         return self.do(call, after, n_bytes=n_bytes, label=label, request=request)

@@ -97,9 +97,7 @@ class KvOfConversations:
 
     def stays(self, pages: Mapping[int, int]) -> Sequence[Ticket]:
         assert self.machine is not None
-        # Behind all that storage was asked for before.
-        noted = self.machine.storage.do(lambda _: None if self._file is None else self._file.note(pages), label="Note")
-        return [noted]
+        return [self.machine.storage.do(lambda _: None if self._file is None else self._file.note(pages), label="Note")]
 
     def in_cloud(self, turn: int) -> Sequence[int]:
         if self.cloud is None:

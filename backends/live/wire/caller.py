@@ -91,14 +91,12 @@ class CallingWire:
                 coming = events(response.readline)
                 self._key = _key(coming)
                 self._cloud.entered = True
-        except NoEvent as error:
+        except (NoEvent, KvferryError, *_MAY_FAIL) as error:
             connection.close()
-            raise ChannelGarbled(f"{url} is no cloud of ours: {one_line(str(error))}") from None
-        except _MAY_FAIL as error:
-            connection.close()
-            raise ChannelUnreachable(f"{self._peer} at {url} cannot be reached: {_why(error)}") from None
-        except KvferryError:
-            connection.close()
+            if isinstance(error, NoEvent):
+                raise ChannelGarbled(f"{url} is no cloud of ours: {one_line(str(error))}") from None
+            if isinstance(error, _MAY_FAIL):
+                raise ChannelUnreachable(f"{self._peer} at {url} cannot be reached: {_why(error)}") from None
             raise
         self._sockets.keep(wire)
         Thread(target=self._listen, args=(connection, wire, coming), name="kvferry channel", daemon=True).start()

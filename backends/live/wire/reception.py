@@ -164,7 +164,7 @@ class Reception:
         try:
             wire, again = await self._wires.admit(names, request.headers.get(CALLER, ""))
         except NotAdmitted as refusal:
-            return PlainTextResponse(refusal.why, refusal.status)
+            return PlainTextResponse(*refusal.args)
         if self._arrived is not None and not again:
             with self._env.lock:
                 self._env.expect()

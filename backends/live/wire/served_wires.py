@@ -21,10 +21,6 @@ Names = tuple[str, str]
 class NotAdmitted(Exception):
     """A device cannot come in: why, and the status of the answer that says so."""
 
-    def __init__(self, why: str, status: int) -> None:
-        super().__init__(why, status)
-        self.why, self.status = why, status
-
 
 class ServedWires:
     """One wire for each device and machine, and one more where a device has come again before the role of its broken
