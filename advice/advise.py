@@ -180,7 +180,7 @@ def answer(
         tried=search.tried,
         coarse=search.is_coarse,
         judged_turns=search.judged_turns,
-        cut_short=search.cut_short,
+        cut_short=search.climb.cut_short,
         interrupted=work.interrupted,
         ended_by=work.ended_by,
         processor_s=spent,
@@ -265,10 +265,10 @@ def _none(search: Search, trials: Trials, goes_on: Callable[[], bool]) -> InputE
         return InputError("limit: is over before one composition was run; as in 110 s")
     tried, space = len(trials.all), human.count(search.question.space.number)
     turns, of = (search.judged_turns[1] if trials is search.whole else search.judged_turns[0]), search.judged_turns[1]
-    if turns == of and not search.cut_short:
+    if turns == of and not search.climb.cut_short:
         return why_none(search.question, trials.all, trials.settings, goes_on=goes_on)
     few = "" if turns == of else f", over {turns} of {of} turns"
-    late = "; there was no time for more" if search.cut_short else ""
+    late = "; there was no time for more" if search.climb.cut_short else ""
     said = f"none of the {tried} compositions that were run (of {space}{few}{late})"
     return why_none(search.question, trials.all, trials.settings, said, goes_on)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvferry.pipelines.record import Run
+from kvferry.specs.scenario import Scenario
 
 Metrics = Mapping[str, float]
 # Smallest and largest of the runs.
@@ -14,10 +15,17 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Repeats:
-    """The runs of one system, with the metrics of each."""
+    """The runs of one system, with the metrics and the scenario of each."""
 
     runs: Sequence[Run]
     metrics: Sequence[Metrics]
+    scenarios: Sequence[Scenario] = ()
+
+    @property
+    def by_seed(self) -> dict[int, tuple[str, dict[str, float]]]:
+        """Outcome and metrics of each run by its seed."""
+        rows = zip(self.scenarios, self.runs, self.metrics, strict=True)
+        return {one.seed: (run.outcome, dict(metrics)) for one, run, metrics in rows}
 
     @property
     def medians(self) -> dict[str, float]:

@@ -113,7 +113,7 @@ class Comparison:
             {"outcome": outcome, "system": name, "seed": seed, **metrics}
             for name, one in self.results.items()
             if one.scenarios
-            for seed, (outcome, metrics) in one.by_seed.items()
+            for seed, (outcome, metrics) in one.repeats.by_seed.items()
         ]
         link = chance_of(scenario for one in self.results.values() for scenario in one.scenarios)
         found = paired(pd.DataFrame(rows), self.headline, ("system", "seed"), link) if rows else []

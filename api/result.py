@@ -71,8 +71,7 @@ class Result:
     ``runs``: several where it was run for real so often; figures are their medians, and requests, spans and pictures
     are of the run with the median of the metric that the workload is about. ``interrupted``: what was kept, where
     Ctrl-C ended it. ``sureness``: what is known of how far figures may be off; None where it was not asked for, and of
-    real runs.
-    ``left_out``: which policies of the scenario's file are another system's. ``label``: of a variant.
+    real runs. ``left_out``: which policies of the scenario's file are another system's. ``label``: of a variant.
     ``scenarios``: of each run, where they differ in their seed.
     """
 
@@ -85,16 +84,14 @@ class Result:
     scenarios: tuple[Scenario, ...] = ()
 
     @cached_property
-    def _repeats(self) -> Repeats:
-        return Repeats(self.runs, [metrics_for(one, run) for one, run in zip(self._of_runs, self.runs, strict=True)])
-
-    @property
-    def _of_runs(self) -> Sequence[Scenario]:
-        return self.scenarios or [self.scenario] * len(self.runs)
+    def repeats(self) -> Repeats:
+        """All runs, each with its figures."""
+        scenarios = self.scenarios or [self.scenario] * len(self.runs)
+        return Repeats(self.runs, [*map(metrics_for, scenarios, self.runs)], scenarios)
 
     @cached_property
     def _typical(self) -> int:
-        return self._repeats.typical(WORKLOADS[self.scenario.workload.kind].headline)
+        return self.repeats.typical(WORKLOADS[self.scenario.workload.kind].headline)
 
     @property
     def run(self) -> Run:
@@ -104,28 +101,18 @@ class Result:
     @property
     def described(self) -> Scenario:
         """Returns the scenario of that run."""
-        return self._of_runs[self._typical]
-
-    @property
-    def by_seed(self) -> Mapping[int, tuple[str, dict[str, float]]]:
-        """Outcome and metrics of each run by its seed."""
-        rows = zip(self._of_runs, self.runs, self._repeats.metrics, strict=True)
-        return {one.seed: (run.outcome, dict(metrics)) for one, run, metrics in rows}
+        return self.repeats.scenarios[self._typical]
 
     @cached_property
     def envelope(self) -> Envelope:
         """The object that ``--json`` prints: outcome, metrics, scenario, system, seed, versions, provenance; of several
         runs also "runs" and "ranges"; of a modelled run "intervals" and the "evidence" that they are made from."""
-        envelope = envelope_for(self.described, self.run)
-        if self.label is not None:
-            envelope[VARIANT] = self.label
+        envelope = envelope_for(self.described, self.run) | ({} if self.label is None else {VARIANT: self.label})
         if self.ranges is not None:
-            ranges = {key: list(ends) for key, ends in self.ranges.items()}
-            envelope |= {"metrics": self._repeats.medians, "runs": len(self.runs), "ranges": ranges}
+            envelope |= {"metrics": self.repeats.medians, "runs": len(self.runs), "ranges": _as_lists(self.ranges)}
             envelope |= {"seeds": [one.seed for one in self.scenarios]} if self.scenarios else {}
         if self.sureness is not None:
-            intervals = {key: list(ends) for key, ends in self.intervals.items()}
-            envelope |= {"intervals": intervals, "evidence": dict(self.sureness.evidence)}
+            envelope |= {"intervals": _as_lists(self.intervals), "evidence": dict(self.sureness.evidence)}
         return envelope
 
     @property
@@ -138,13 +125,13 @@ class Result:
     @property
     def ranges(self) -> dict[str, Range] | None:
         """Of several runs the least and the most of each metric; None of one."""
-        return self._repeats.ranges if len(self.runs) > 1 else None
+        return self.repeats.ranges if len(self.runs) > 1 else None
 
     @property
     def intervals(self) -> dict[str, Range]:
         """By metric the 80 % interval of the latencies and rates of which it is known how far they may be off;
         docs/intervals.md says from what."""
-        return {} if self.sureness is None else intervals_of(self._repeats.medians, self.sureness.effects)
+        return {} if self.sureness is None else intervals_of(self.repeats.medians, self.sureness.effects)
 
     @property
     def outcome(self) -> str:
@@ -161,14 +148,9 @@ class Result:
         """What a reader of the figures should know: the outcome if it is no result, faults that were made good, what
         was done otherwise than described, figures that rest on a profile which was not measured."""
         said = [] if self.outcome in ("done", "interrupted") else [f"{self.outcome.replace('_', ' ')}: {self.why}"]
-        return [
-            *self.left_out,
-            *said,
-            *self.run.faults,
-            *self.run.notes,
-            *remarks_on({self.scenario.system: (self.scenario, self.run)}),
-            *([] if self.sureness is None else self.sureness.remarks),
-        ]
+        of_profile = remarks_on({self.scenario.system: (self.scenario, self.run)})
+        sure = [] if self.sureness is None else self.sureness.remarks
+        return [*self.left_out, *said, *self.run.faults, *self.run.notes, *of_profile, *sure]
 
     @cached_property
     def requests(self) -> pd.DataFrame:
@@ -204,23 +186,20 @@ class Result:
     def picture(self, name: str | None = None) -> Picture:
         """The picture of that name; None: the one that says most of this workload. Raises InputError for a name that
         this result does not have."""
-        known = list(self.pictures)
-        if name is None and known:
-            name = known[-1]
-        if name not in self.pictures:
-            raise InputError(f"picture: {name!r} is none of this result's: {', '.join(known) or 'it has no spans'}")
+        name = next(reversed(self.pictures), None) if name is None else name
+        if name is None or name not in self.pictures:
+            known = ", ".join(self.pictures)
+            raise InputError(f"picture: {name!r} is none of this result's: {known or 'it has no spans'}")
         return self.pictures[name]
 
     def table(self) -> Table:
         """The metrics as the command prints them, a rich.table.Table."""
-        title = f"{self.scenario.name}: {self.scenario.system}"
-        several = "seeds" if self.scenarios else "runs"
-        title += f", {len(self.runs)} {several}" if len(self.runs) > 1 else ""
+        several = f", {len(self.runs)} {'seeds' if self.scenarios else 'runs'}" if len(self.runs) > 1 else ""
         return run_table(
             self.metrics,
-            title=title,
+            title=f"{self.scenario.name}: {self.scenario.system}{several}",
             ranges=self.ranges or self.intervals or None,
-            median=len(self.runs) > 1,
+            median=bool(several),
             memory=self.envelope.get("memory_at_peak"),
         )
 
@@ -228,8 +207,7 @@ class Result:
         """Writes the folder that ``kvferry run`` writes, and returns its files: scenario.yaml, metrics.json,
         spans.parquet, requests.parquet, units.parquet, trace.json and, with `plots`, plots/, with
         `tokens`, tokens.parquet. Equal runs give equal bytes. Raises KvferryError when a file cannot be written."""
-        described = written(self.described)
-        return write_run(Path(folder), described, self.run, self.envelope, plots=plots, tokens=tokens)
+        return write_run(Path(folder), written(self.described), self.run, self.envelope, plots=plots, tokens=tokens)
 
     def __repr__(self) -> str:
         return table_text(self.table())
@@ -275,6 +253,10 @@ def run(
     if finished or carried.interrupted.requests:
         return Result(loaded, finished or [carried.interrupted], kept, left_out=left_out)
     raise KeyboardInterrupt(kept)
+
+
+def _as_lists(ranges: Mapping[str, Range]) -> dict[str, list[float]]:
+    return {key: list(ends) for key, ends in ranges.items()}
 
 
 def _frame(columns: Mapping[str, Any]) -> pd.DataFrame:

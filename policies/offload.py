@@ -43,10 +43,10 @@ class Offload:
     def layer_bytes(self) -> float:
         """Returns what of one layer lies elsewhere."""
         mixture = self.model.experts
-        parameters = self.model.layer_parameters
+        parameters = self.model.matrices.layer_parameters
         if self.spec.what == "experts":
             parameters = 0.0 if mixture is None else mixture.routed * 3.0 * self.model.hidden * mixture.ffn
-        return parameters * self.model.layer_bits / 8
+        return parameters * self.model.matrices.layer_bits / 8
 
     @property
     def away_bytes(self) -> float:

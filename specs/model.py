@@ -5,8 +5,9 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from kvferry.specs.base import BadKey, Spec
+from kvferry.specs.matrices import Matrices
 from kvferry.specs.units import Count
-from kvferry.specs.weight_format import ROUTER_BITS, WEIGHT_FORMATS, WeightFormatName
+from kvferry.specs.weight_format import WeightFormatName
 from kvferry.specs.windows import LayersAlike
 
 
@@ -88,56 +89,9 @@ class ModelSpec(Spec):
         return {key: item for key, item in value.items() if key != "stored"} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
-    def _groups_of_heads(self) -> "ModelSpec":
-        if self.query_heads % self.kv_heads:
-            raise BadKey("kv_heads", f"{self.kv_heads} cannot share {self.query_heads} query heads evenly")
-        return self
-
-    @model_validator(mode="after")
-    def _one_way_to_say_weights(self) -> "ModelSpec":
-        numbers = sorted({"weight_bits", "embedding_bits", "output_head_bits"} & self.model_fields_set)
-        if self.weights is not None and numbers:
-            what = f"{self.weights} says the bits of every weight already; without {' and '.join(numbers)} it would do"
-            raise BadKey("weights", what)
-        return self
-
-    @model_validator(mode="after")
-    def _one_latent_cache(self) -> "ModelSpec":
-        latent = self.latent
-        if latent is not None and self.kv_heads != 1:
-            raise BadKey("kv_heads", f"{self.kv_heads} cannot be: all heads share the latent cache; 1 would do")
-        if latent is not None and self.head_dim <= latent.qk_rope_head_dim:
-            what = f"{self.head_dim} holds the {latent.qk_rope_head_dim} numbers with the rotary embedding"
-            raise BadKey("head_dim", f"{what} and others; more than {latent.qk_rope_head_dim} would do")
-        return self
-
-    @model_validator(mode="after")
-    def _experts_to_choose_from(self) -> "ModelSpec":
-        experts = self.experts
-        if experts is not None and experts.active > experts.routed:
-            what = f"{experts.active} active experts of {experts.routed} cannot be"
-            raise BadKey("experts", f"{what}; up to {experts.routed} would do")
-        if experts is not None and experts.dense_layers > self.layers:
-            what = f"{experts.dense_layers} dense layers of {self.layers} cannot be"
-            raise BadKey("experts", f"{what}; up to {self.layers} would do")
-        return self
-
-    @model_validator(mode="after")
-    def _full_layers_among_windows(self) -> "ModelSpec":
-        full = self.full_layers
-        if full and self.window is None:
-            raise BadKey("full_layers", "all layers attend to all tokens without a window; leave it out")
-        if list(full) != sorted({*full}) or any(layer >= self.layers for layer in full):
-            raise BadKey("full_layers", f"are not layers from 0 to {self.layers - 1}, each once and ascending")
-        return self
-
-    @model_validator(mode="after")
-    def _at_least_a_byte(self) -> "ModelSpec":
-        """Storage is read in bytes, hence one head's KV of one token takes one at least."""
-        numbers = self.kv_entry_values // self.kv_heads
-        if numbers * self.kv_value_bytes < 1:
-            what = f"{self.kv_value_bytes:g} bytes for each of {numbers} numbers are less than a byte"
-            raise BadKey("kv_value_bytes", f"{what} per token and head; at least {1 / numbers:g} will do")
+    def _fits_together(self) -> "ModelSpec":
+        for check in (_check_heads, _check_weights, _check_latent, _check_experts, _check_windows, _check_bytes):
+            check(self)
         return self
 
     @property
@@ -146,134 +100,20 @@ class ModelSpec(Spec):
         return self.latent.v_head_dim if self.latent else self.head_dim
 
     @property
-    def query_parameters(self) -> int:
-        """Weights of one layer's projection to queries."""
-        width = self.query_heads * self.head_dim
-        rank = self.latent.q_lora_rank if self.latent else None
-        return self.hidden * width if rank is None else rank * (self.hidden + width)
-
-    @property
-    def projection_parameters(self) -> int:
-        """Weights of one layer's K and V projections: all that emitting a layer's KV costs. Of a latent cache, of the
-        projection to it."""
-        return self.hidden * self.kv_entry_values
-
-    @property
-    def qkv_parameters(self) -> int:
-        """Weights that a token passes in one layer before it attends. Its queries are taken to the space of a latent
-        cache, where keys need not be made (DeepSeek-V2, 2.1.2: the key's up-projection is absorbed)."""
-        absorbed = 0
-        if self.latent:
-            absorbed = self.latent.kv_lora_rank * self.query_heads * (self.head_dim - self.latent.qk_rope_head_dim)
-        return self.query_parameters + self.projection_parameters + absorbed
-
-    @property
-    def retrieval_parameters(self) -> int:
-        """Weights of a retrieval head's projections to queries and keys, of one layer with the model's own kind of
-        attention (SpeContext 4.3); the embeddings are the model's own."""
-        return self.qkv_parameters if self.latent else self.query_parameters + self.projection_parameters // 2
-
-    @property
-    def attention_parameters(self) -> int:
-        """Weights of one layer's attention: Q, K, V and output projections."""
-        out = self.query_heads * self.value_dim * (self.hidden + (self.latent.kv_lora_rank if self.latent else 0))
-        return self.qkv_parameters + out
-
-    def ffn_parameters(self, experts: Any) -> Any:
-        """Weights of one layer's feed-forward network, in the mean of all layers; of a mixture, those of this many
-        experts."""
-        mixture, one = self.experts, 3 * self.hidden
-        if mixture is None:
-            return one * self.ffn
-        mixed = one * mixture.ffn * experts + self.hidden * mixture.routed
-        return (mixture.dense_layers * one * self.ffn + (self.layers - mixture.dense_layers) * mixed) / self.layers
-
-    def parameters_read(self, tokens: Any) -> Any:
-        """Weights of one layer that are read for this many tokens, a number or an array; in the mean of all layers."""
-        return self.attention_parameters + self.ffn_parameters(self.experts.read(tokens) if self.experts else 0)
-
-    @property
-    def active_parameters(self) -> float:
-        """Weights of one layer that one token passes, in the mean of all layers."""
-        experts = self.experts.shared + self.experts.active if self.experts else 0
-        return float(self.attention_parameters + self.ffn_parameters(experts))
-
-    @property
-    def layer_parameters(self) -> float:
-        """Weights of one layer, in the mean of all: attention and the gated feed-forward network."""
-        experts = self.experts.shared + self.experts.routed if self.experts else 0
-        return float(self.attention_parameters + self.ffn_parameters(experts))
-
-    @property
-    def mean_row(self) -> float:
-        """Weights in a row of the matrices that a new token is multiplied with, in the mean: weights over sums."""
-        experts = self.experts
-        ways: float = 2 * self.ffn + self.hidden
-        if experts is not None:
-            mixed = (experts.shared + experts.active) * (2 * experts.ffn + self.hidden) + experts.routed
-            ways = (experts.dense_layers * ways + (self.layers - experts.dense_layers) * mixed) / self.layers
-        sums = self.query_heads * self.head_dim + self.kv_entry_values + self.hidden + ways
-        weights = self.layers * self.active_parameters + self.head_parameters
-        return weights / (self.layers * sums + self.vocabulary)
-
-    @property
-    def head_parameters(self) -> int:
-        """Weights of the output head: read once per decoding step."""
-        return self.vocabulary * self.hidden
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Weights of the token embeddings and the output head, which may be one and the same."""
-        return self.head_parameters * (1 if self.tied_embeddings else 2)
+    def matrices(self) -> Matrices:
+        """All that its weights are in."""
+        return Matrices(self)
 
     @property
     def parameters(self) -> int:
-        return round(self.layers * self.layer_parameters) + self.embedding_parameters
-
-    @property
-    def layer_bits(self) -> float:
-        """Mean bits of a layer's weights."""
-        if self.weights is None:
-            return self.weight_bits
-        stored, projected = WEIGHT_FORMATS[self.weights], self.projection_parameters
-        attended, layers = self.query_heads * self.value_dim, self.layers
-        values = 0 if self.latent else projected // 2  # a latent cache is projected to as a whole
-        whole = self.ffn_parameters(self.experts.shared + self.experts.routed if self.experts else 0)
-        router = self.hidden * self.experts.routed if self.experts else 0
-        down = (whole - router) / 3
-        projections = self.attention_parameters - values - self.hidden * attended
-        parts = (
-            (projections, stored.mean_bits("fused" if self.fused_qkv else "attention", self.hidden, layers)),
-            (self.hidden * attended, stored.mean_bits("attention", attended, layers)),
-            (values, stored.mean_bits("fused" if self.fused_qkv else "value", self.hidden, layers)),
-            (2 * down, stored.mean_bits("ffn", self.hidden, layers)),
-            (down, stored.mean_bits("down", self.experts.ffn if self.experts else self.ffn, layers)),
-            (router, ROUTER_BITS),
-        )
-        return sum(parameters * bits for parameters, bits in parts) / sum(parameters for parameters, _ in parts)
-
-    @property
-    def head_bits(self) -> float:
-        """Bits of the output head's weights."""
-        if self.weights is not None:
-            return WEIGHT_FORMATS[self.weights].mean_bits("head", self.hidden, self.layers)
-        return self.embedding_bits if self.output_head_bits is None else self.output_head_bits
-
-    @property
-    def token_bits(self) -> float:
-        """Bits of the token embeddings' weights, which are the output head's where the two are one."""
-        if self.tied_embeddings:
-            return self.head_bits
-        if self.weights is None:
-            return self.embedding_bits
-        return WEIGHT_FORMATS[self.weights].mean_bits("embedding", self.hidden, self.layers)
+        return round(self.layers * self.matrices.layer_parameters) + self.matrices.embedding_parameters
 
     @property
     def weight_bytes(self) -> float:
-        embeddings = 0.0 if self.tied_embeddings else self.head_parameters * self.token_bits
-        return (
-            self.layers * self.layer_parameters * self.layer_bits + self.head_parameters * self.head_bits + embeddings
-        ) / 8
+        of = self.matrices
+        embeddings = 0.0 if self.tied_embeddings else of.head_parameters * of.token_bits
+        layers = self.layers * of.layer_parameters * of.layer_bits
+        return (layers + of.head_parameters * of.head_bits + embeddings) / 8
 
     @property
     def key_width(self) -> int:
@@ -343,3 +183,50 @@ class ModelSpec(Spec):
     @property
     def kv_bytes_per_token(self) -> float:
         return self.kv_values_per_token * self.kv_value_bytes
+
+
+def _check_heads(model: ModelSpec) -> None:
+    if model.query_heads % model.kv_heads:
+        raise BadKey("kv_heads", f"{model.kv_heads} cannot share {model.query_heads} query heads evenly")
+
+
+def _check_weights(model: ModelSpec) -> None:
+    numbers = sorted({"weight_bits", "embedding_bits", "output_head_bits"} & model.model_fields_set)
+    if model.weights is not None and numbers:
+        what = f"{model.weights} says the bits of every weight already; without {' and '.join(numbers)} it would do"
+        raise BadKey("weights", what)
+
+
+def _check_latent(model: ModelSpec) -> None:
+    latent = model.latent
+    if latent is not None and model.kv_heads != 1:
+        raise BadKey("kv_heads", f"{model.kv_heads} cannot be: all heads share the latent cache; 1 would do")
+    if latent is not None and model.head_dim <= latent.qk_rope_head_dim:
+        what = f"{model.head_dim} holds the {latent.qk_rope_head_dim} numbers with the rotary embedding"
+        raise BadKey("head_dim", f"{what} and others; more than {latent.qk_rope_head_dim} would do")
+
+
+def _check_experts(model: ModelSpec) -> None:
+    experts = model.experts
+    if experts is not None and experts.active > experts.routed:
+        what = f"{experts.active} active experts of {experts.routed} cannot be"
+        raise BadKey("experts", f"{what}; up to {experts.routed} would do")
+    if experts is not None and experts.dense_layers > model.layers:
+        what = f"{experts.dense_layers} dense layers of {model.layers} cannot be"
+        raise BadKey("experts", f"{what}; up to {model.layers} would do")
+
+
+def _check_windows(model: ModelSpec) -> None:
+    full = model.full_layers
+    if full and model.window is None:
+        raise BadKey("full_layers", "all layers attend to all tokens without a window; leave it out")
+    if list(full) != sorted({*full}) or any(layer >= model.layers for layer in full):
+        raise BadKey("full_layers", f"are not layers from 0 to {model.layers - 1}, each once and ascending")
+
+
+def _check_bytes(model: ModelSpec) -> None:
+    """Storage is read in bytes, hence one head's KV of one token takes one at least."""
+    numbers = model.kv_entry_values // model.kv_heads
+    if numbers * model.kv_value_bytes < 1:
+        what = f"{model.kv_value_bytes:g} bytes for each of {numbers} numbers are less than a byte"
+        raise BadKey("kv_value_bytes", f"{what} per token and head; at least {1 / numbers:g} will do")

@@ -1,19 +1,17 @@
 """A scenario: device, link, model, workload and policies together. Everything a run depends on."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from kvferry.specs.as_run import as_it_is_run, of_one_kind
 from kvferry.specs.assist import AssistBudget, AssistLive, AssistSpec
 from kvferry.specs.base import BadKey, Part
 from kvferry.specs.budget import ContextReuseBudget, DecodeBudget
 from kvferry.specs.device import DeviceSpec
-from kvferry.specs.engine import EngineSpec, with_engine
+from kvferry.specs.engine import EngineSpec
 from kvferry.specs.errors import InputError, unknown_name
 from kvferry.specs.kinds import (
-    BY_KIND,
-    KINDS,
     AssistParts,
     BudgetSpec,
     ContextReuseParts,
@@ -28,13 +26,12 @@ from kvferry.specs.kinds import (
 )
 from kvferry.specs.link import LinkSpec, LoadSpec, NoLink
 from kvferry.specs.live import ContextReuseLive, DecodeLive, RealModel
-from kvferry.specs.machine import DEVICE, MOST_MACHINES, MachineName, MachineSpec
-from kvferry.specs.main_processor import with_main
+from kvferry.specs.machine import DEVICE, MachineName, MachineSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.runtime import RuntimeSpec
+from kvferry.specs.scenario_checks import check
 from kvferry.specs.session import SessionBudget, SessionLive, SessionSpec
-from kvferry.specs.stored_model import as_stored
-from kvferry.specs.weight_format import PrecisionSpec, in_precision
+from kvferry.specs.weight_format import PrecisionSpec
 from kvferry.specs.workload import ContextReuseSpec, DecodeSpec, SloSpec
 
 _NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 1}
@@ -88,10 +85,6 @@ class PolicySpec(Part):
         return PolicySpec.model_validate({"name": below.name, **below.parameters, **self.parameters})
 
 
-def _values(policies: Mapping[str, PolicySpec]) -> dict[str, Any]:
-    return {role: policy.value for role, policy in policies.items()}
-
-
 class CostsSpec(Part):
     """The cost model that the modelled world obeys, and the one that planners estimate with."""
 
@@ -104,10 +97,6 @@ class CostsSpec(Part):
     @classmethod
     def _from_name(cls, value: Any) -> Any:
         return {"truth": value, "estimate": value} if isinstance(value, str) else value
-
-
-# Of kinds of workload that may do without: decoding fetches nothing, and has what its bundled scenarios write.
-_LINKS = {"decode": LinkSpec(rate_bytes_per_s=1e9 / 8), "session": NoLink()}
 
 
 class Scenario(Part):
@@ -162,50 +151,8 @@ class Scenario(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_one_kind(cls, value: Any) -> Any:
-        """Give the parts whose keys depend on the workload's kind that kind. Where it is not known, they are left out:
-        the fault is the kind's."""
-        if not isinstance(value, dict):
-            return value
-        workload = value.get("workload")
-        kind = workload.get("kind") if isinstance(workload, dict) else getattr(workload, "kind", None)
-        if kind not in KINDS:
-            return {key: part for key, part in value.items() if key not in BY_KIND} | {
-                key: {"kind": KINDS[0]} for key in BY_KIND
-            }
-        parts: dict[str, Any] = {key: value.get(key) for key in BY_KIND}
-        for key, part in parts.items():
-            if part is None:
-                parts[key] = {"kind": kind}
-            elif isinstance(part, dict):
-                if part.get("kind", kind) != kind:
-                    raise BadKey(f"{key}.kind", f"{part['kind']!r:.60} is not the workload's, which is {kind}")
-                parts[key] = {**part, "kind": kind}
-        if kind in _LINKS and value.get("link") is None:
-            parts["link"] = _LINKS[kind]
-            if kind == "session" and isinstance(workload, dict):
-                # What lies in a cloud comes over a link.
-                parts["workload"] = {"in_cloud": "nothing", **parts.get("workload", workload)}
-        return {**value, **parts}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_it_is_run(cls, value: Any) -> Any:
-        """The device with the engine and the processor, and the model in the precision, that the scenario asks for."""
-        if not isinstance(value, dict):
-            return value
-        device, processor, engine = value.get("device"), value.get("processor"), value.get("engine")
-        if isinstance(device, dict) and isinstance(engine, dict):
-            device = with_engine(device, engine, replace=True)
-            value = {**value, "device": device}
-        named = device.get("processors") if isinstance(device, dict) else None
-        if isinstance(device, dict) and isinstance(named, dict) and isinstance(processor, str) and processor in named:
-            value = {**value, "device": with_main(device, processor)}
-        value = dict(as_stored(value))
-        model, precision = value.get("model"), value.get("precision")
-        if isinstance(model, dict) and precision is not None:
-            value = {**value, "model": in_precision(model, precision)}
-        return value
+    def _as_run(cls, value: Any) -> Any:
+        return of_one_kind(as_it_is_run(value)) if isinstance(value, dict) else value
 
     @field_validator("policies", "machines", mode="before")
     @classmethod
@@ -223,63 +170,8 @@ class Scenario(Part):
         return {name: cls._without_null(policies) for name, policies in systems.items() if policies is not None}
 
     @model_validator(mode="after")
-    def _bounded(self) -> "Scenario":
-        self.workload.check_size(self.model, per_head=self.coupling == "per_head")
-        return self
-
-    @model_validator(mode="after")
-    def _within_the_window(self) -> "Scenario":
-        models = {f"machines.{name}.model": machine.model for name, machine in self.machines.items()}
-        real = self.backend != "sim"
-        if real or not isinstance(self.workload, DecodeSpec | SessionSpec):
-            # Which systems of these model windows, they say themselves.
-            models = {"model": self.model, **models}
-        which = "a real run has none that are longer" if real else f"{self.workload.kind} has none that are longer"
-        would = "--set backend=sim" if real else "workload.kind decode or session"
-        for key, model in models.items():
-            if what := model.beyond_window(self.workload.longest_tokens):
-                would += (
-                    " with KV in memory (--system vllm)" if self.workload.kind == "decode" else " with KV in memory"
-                )
-                raise BadKey(key, f"{what}; {which}: shorter ones (workload.context) would do, or {would}")
-        return self
-
-    @model_validator(mode="after")
-    def _weights_that_the_engine_reads(self) -> "Scenario":
-        engine, weights = self.device.engine, self.model.weights
-        if engine is not None and weights is not None and engine.weights and weights not in engine.weights:
-            key = "model.weights" if self.precision is None or self.precision.weights is None else "precision.weights"
-            raise BadKey(key, f"{engine.name} does not read {weights}; it reads {', '.join(engine.weights)}")
-        return self
-
-    @model_validator(mode="after")
-    def _names_of_the_devices(self) -> "Scenario":
-        of_machines = {f"machines.{name}.device": machine.device for name, machine in self.machines.items()}
-        for key, device in {"device": self.device, **of_machines}.items():
-            if device.main not in device.processors:
-                has = f"it has {', '.join(device.processors)}"
-                raise BadKey(f"{key}.main", f"{device.main!r} is no processor of this device; {has}")
-        known = ", ".join(self.device.processors)
-        if self.processor is not None and self.processor not in self.device.processors:
-            raise BadKey("processor", f"{self.processor!r} is no processor of the device; it has {known}")
-        wanted = self.load.processor if self.load else None
-        if wanted is not None and wanted not in self.device.processors:
-            raise BadKey("load.processor", f"{wanted!r} is no processor of the device; it has {known}")
-        return self
-
-    @model_validator(mode="after")
-    def _within_the_memory(self) -> "Scenario":
-        budget, free = self.budget.memory_bytes, self.device.memory.free_bytes
-        if budget is not None and budget > free:
-            what = f"{budget / 1e9:.4g} GB is more than the {free / 1e9:.4g} GB that the device leaves free"
-            raise BadKey("budget.memory", what)
-        return self
-
-    @model_validator(mode="after")
-    def _few_machines(self) -> "Scenario":
-        machines = sum(machine.count or 1 for machine in self.machines.values())
-        if machines > MOST_MACHINES:
-            raise BadKey("machines", f"are {machines:,} with all groups; at most {MOST_MACHINES:,} will do")
+    def _fits_together(self) -> "Scenario":
+        check(self)
         return self
 
     @property
@@ -288,7 +180,7 @@ class Scenario(Part):
         system. Parameters without a name are laid over the ones that `system_policies` has for the role."""
         of_system = self.system_policies.get(self.system, {})
         own = {role: policy.over(of_system.get(role)) for role, policy in self.policies.items()}
-        return _values({**of_system, **own})
+        return {role: policy.value for role, policy in {**of_system, **own}.items()}
 
     @property
     def unsaid(self) -> set[str]:
@@ -298,27 +190,19 @@ class Scenario(Part):
     @property
     def context_reuse(self) -> ContextReuseParts:
         """Workload, budget and live settings of a scenario whose workload is of this kind; so below."""
-        return self._parts(ContextReuseSpec, ContextReuseBudget, ContextReuseLive)
+        return _parts(self, ContextReuseSpec, ContextReuseBudget, ContextReuseLive)
 
     @property
     def decode(self) -> DecodeParts:
-        return self._parts(DecodeSpec, DecodeBudget, DecodeLive)
+        return _parts(self, DecodeSpec, DecodeBudget, DecodeLive)
 
     @property
     def assist(self) -> AssistParts:
-        return self._parts(AssistSpec, AssistBudget, AssistLive)
+        return _parts(self, AssistSpec, AssistBudget, AssistLive)
 
     @property
     def session(self) -> SessionParts:
-        return self._parts(SessionSpec, SessionBudget, SessionLive)
-
-    def _parts(
-        self, workload: type[Workload], budget: type[OfBudget], live: type[Live]
-    ) -> Parts[Workload, OfBudget, Live]:
-        assert isinstance(self.workload, workload)
-        assert isinstance(self.budget, budget)
-        assert isinstance(self.live, live)
-        return Parts(self.workload, self.budget, self.live)
+        return _parts(self, SessionSpec, SessionBudget, SessionLive)
 
     @property
     def machine_names(self) -> tuple[str, ...]:
@@ -364,3 +248,12 @@ class Scenario(Part):
         if system == self.system:
             return self
         return self.model_copy(update={"system": system, "policies": {}})
+
+
+def _parts(
+    scenario: Scenario, workload: type[Workload], budget: type[OfBudget], live: type[Live]
+) -> Parts[Workload, OfBudget, Live]:
+    assert isinstance(scenario.workload, workload)
+    assert isinstance(scenario.budget, budget)
+    assert isinstance(scenario.live, live)
+    return Parts(scenario.workload, scenario.budget, scenario.live)

@@ -43,7 +43,6 @@ from full_attention import APART
 from transformers import PreTrainedModel
 
 from kvferry.backends.live.quality.full_attention import Told, apart, next_token, told
-from kvferry.machine.ops import Cluster
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import spec_of
 from kvferry.model.prompts import Prompts
@@ -53,6 +52,7 @@ from kvferry.policies.decode.head_choice import agreed
 from kvferry.policies.decode.kept_clusters import clusters_of
 from kvferry.policies.decode.splits import Clustered
 from kvferry.traces.clustered_keys import ClusteredKeys
+from kvferry.traces.drawn_clusters import DrawnClusters
 
 # Bundled models are trained in bfloat16, and their KV is in it when they run; here they compute in single precision.
 _KV_VALUE_BYTES = 2
@@ -84,8 +84,9 @@ class Tended:
         shape = {"layers": plan.model.layers, "sequences": 1, "heads": plan.choice.heads}
         self._keys = ClusteredKeys(text.recording, **shape, **lengths, most=plan.layout.blocks, seed=0)
         self._kept = clusters_of(roles.upkeep.start(text.context, plan.choice.group_tokens, plan.layout.start()))
+        clusters = DrawnClusters(self._keys)
         for layer in range(plan.model.layers):
-            made = self._keys(Cluster(1, text.context, plan.choice.blocks, layer, heads=plan.choice.heads))
+            made = clusters.prompts(layer, plan.choice.blocks)
             self._kept.filled(layer, Clustered(made.tokens, made.variances))
         self._wanted, self._at = roles.selector.wanted_tokens, text.context
         self.reserved = getattr(roles.upkeep, "window_tokens", getattr(roles.upkeep, "buffer_tokens", 0))
@@ -96,11 +97,11 @@ class Tended:
 
     @property
     def labels(self) -> np.ndarray:
-        return self._keys.labels[:, : self._at]
+        return self._keys.members.labels[:, : self._at]
 
     @property
     def in_memory(self) -> np.ndarray:
-        return self._keys.waits[:, : self._at] | (self.labels < 0)
+        return self._keys.members.waits[:, : self._at] | (self.labels < 0)
 
     @property
     def means(self) -> np.ndarray:

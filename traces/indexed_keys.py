@@ -11,7 +11,7 @@ from kvferry.machine.answers import Selection
 from kvferry.machine.ops import DecodeAttention, Selecting
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.policies.decode.key_index import KEY_INDEXES, IndexShape
-from kvferry.traces.clustered_keys import best_entries
+from kvferry.traces.key_scores import best_entries
 
 
 class DrawnKeys(Protocol):

@@ -14,6 +14,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.clustered_keys import ClusteredKeys
 from kvferry.traces.critical_tokens import CriticalTokens, RecordedSelections
+from kvferry.traces.drawn_clusters import DrawnClusters
 from kvferry.traces.growing_tokens import GrowingTokens
 from kvferry.traces.indexed_keys import DrawnKeys, IndexedKeys, NoKeys
 from kvferry.traces.key_process import KeyProcess
@@ -32,7 +33,7 @@ def with_kv_on_storage(scenario: Scenario, need: KvOnStorage, inputs: Inputs) ->
         device=scenario.device,
         answers=OpAnswers(
             entries or selections(scenario, need, inputs),
-            keys if isinstance(keys, ClusteredKeys) else inputs.clusters,
+            DrawnClusters(keys) if isinstance(keys, ClusteredKeys) else inputs.clusters,
             None if entries is None else entries.attended,
         ),
         keys=keys,

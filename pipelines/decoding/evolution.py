@@ -9,6 +9,7 @@ from kvferry.policies.decode.kept_clusters import KeptClusters, clusters_of
 from kvferry.policies.decode.splits import Clustered
 from kvferry.specs.workload import KeysSpec
 from kvferry.traces.clustered_keys import ClusteredKeys
+from kvferry.traces.drawn_clusters import DrawnClusters
 from kvferry.traces.key_process import KeyProcess
 
 
@@ -44,8 +45,9 @@ class Evolution:
         )
         kept = plan.roles.upkeep.start(plan.context, plan.choice.group_tokens, plan.layout.start())
         self.kept: KeptClusters = clusters_of(kept)
+        clusters = DrawnClusters(self.keys)
         for layer in range(plan.model.layers):
-            found = self.keys.prompts(layer, plan.choice.blocks)
+            found = clusters.prompts(layer, plan.choice.blocks)
             self.kept.filled(layer, Clustered(found.tokens, found.variances))
 
     def go(self, tokens: int) -> None:

@@ -20,7 +20,7 @@ class ClusterTable:
         self._points = np.zeros((rows, width, most), np.float32)
         self._halves = np.full((rows, most), np.inf, np.float32)
 
-    def variances(self, rows: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    def variances(self, rows: slice | np.ndarray, clusters: slice | np.ndarray) -> np.ndarray:
         """Returns the mean squared distance of each cluster's keys to its mean; 0 for a cluster without keys."""
         return np.asarray(self.squares[rows, clusters] / np.maximum(self.counts[rows, clusters], 1))
 

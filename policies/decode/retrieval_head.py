@@ -36,7 +36,7 @@ class RetrievalHead(TopByOwnQuery):
             self.spec(room, model.key_width),
             0.0,
             kv_layers=1 + copies if copies > 1 else 1,
-            weight_bytes=model.retrieval_parameters * model.embedding_bits / 8,
+            weight_bytes=model.matrices.retrieval_parameters * model.embedding_bits / 8,
         )
 
     def vectors(self, block_tokens: int, stored_blocks: int) -> int:

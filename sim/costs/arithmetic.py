@@ -16,23 +16,23 @@ class LayerArithmetic:
     are the works then."""
 
     def __init__(self, model: ModelSpec) -> None:
-        self.model = model
-        weight_bytes = model.layer_bits / 8
+        self.model, matrices = model, model.matrices
+        weight_bytes = matrices.layer_bits / 8
         self.layers, self.spans = model.layers, model.spans
         self.kv_heads = model.kv_heads
-        self.layer_flop = 2 * model.active_parameters
+        self.layer_flop = 2 * matrices.active_parameters
         self._weight_bytes = weight_bytes
         # Of a layer that all tokens read as a whole.
-        self._dense_bytes: Number | None = None if model.experts else model.parameters_read(1) * weight_bytes
+        self._dense_bytes: Number | None = None if model.experts else matrices.parameters_read(1) * weight_bytes
         # K and V alone, and all three.
-        self.projection_flop = 2 * model.projection_parameters
-        self.projection_bytes = model.projection_parameters * weight_bytes
-        self.qkv_flop, self.qkv_bytes = 2 * model.qkv_parameters, model.qkv_parameters * weight_bytes
+        self.projection_flop = 2 * matrices.projection_parameters
+        self.projection_bytes = matrices.projection_parameters * weight_bytes
+        self.qkv_flop, self.qkv_bytes = 2 * matrices.qkv_parameters, matrices.qkv_parameters * weight_bytes
         # A retrieval head projects to queries and keys, in full precision (SpeContext 4).
-        self.retrieval_flop = 2 * model.retrieval_parameters
-        self.retrieval_bytes = model.retrieval_parameters * model.embedding_bits / 8
-        self.head_flop = 2 * model.head_parameters
-        self.head_bytes = model.head_parameters * model.head_bits / 8
+        self.retrieval_flop = 2 * matrices.retrieval_parameters
+        self.retrieval_bytes = matrices.retrieval_parameters * model.embedding_bits / 8
+        self.head_flop = 2 * matrices.head_parameters
+        self.head_bytes = matrices.head_parameters * matrices.head_bits / 8
         # One query attending one key, all heads: a product for the score, one for the value.
         self.pair_flop = 2 * model.query_heads * (model.head_dim + model.value_dim)
         # What one token caches in one layer, and what prompts attend to of it: a latent vector brought up to keys and
@@ -58,7 +58,7 @@ class LayerArithmetic:
         """Weights of a layer that this many tokens read together."""
         if self._dense_bytes is not None:
             return self._dense_bytes
-        read: Number = self.model.parameters_read(tokens) * self._weight_bytes
+        read: Number = self.model.matrices.parameters_read(tokens) * self._weight_bytes
         return read
 
     def blocks(self, active_blocks: Number) -> Work:

@@ -14,7 +14,7 @@ def share_of(processor: ProcessorSpec, kernel: Kernel) -> float:
 def multiplies_in_int8(processor: ProcessorSpec, model: ModelSpec) -> bool:
     """Returns whether prompts are multiplied with the model's weights as INT8: weights of 16 bits never are."""
     known = processor.int8_gemm is not None and processor.int8_flop_per_s is not None
-    return known and model.layer_bits < 16
+    return known and model.matrices.layer_bits < 16
 
 
 def flop_per_s(processor: ProcessorSpec, model: ModelSpec, kernel: Kernel) -> float:

@@ -11,7 +11,7 @@ def unpacking_s_per_byte(processor: ProcessorSpec, model: ModelSpec) -> float:
     arithmetic. The output head's weights, of more bits, count by their bytes too: they take more instructions.
     """
     unpack, rate = processor.unpack, processor.instruction_per_s
-    if unpack is None or rate is None or model.layer_bits >= 16:
+    if unpack is None or rate is None or model.matrices.layer_bits >= 16:
         return 0.0
-    instructions = unpack.weight_instructions + unpack.row_instructions / model.mean_row
-    return instructions / rate * 8 / model.layer_bits
+    instructions = unpack.weight_instructions + unpack.row_instructions / model.matrices.mean_row
+    return instructions / rate * 8 / model.matrices.layer_bits

@@ -31,7 +31,7 @@ def test_a_choice_is_judged_over_all_turns_however_soon_the_search_is_over(monke
     (first, *_), turns = search.ranked, len(search.question.turns)
     assert search.is_coarse and first.composition.away is None and search.judged_turns == (3, turns)
     search.judge(0.0)
-    assert search.cut_short and not search.whole.all, "it is late"
+    assert search.climb.cut_short and not search.whole.all, "it is late"
     search.judge(inf)
     (best, *_) = search.ranked
     assert best.composition.away is not None and not search.is_coarse and search.judged_turns == (turns, turns)

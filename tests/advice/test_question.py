@@ -19,7 +19,7 @@ def weights_of(model: str, *settings: str, device: str = "rtx-4060", **of: objec
     """Bits of a layer's weight in the scenarios of a question, and the format by its name."""
     question = question_of(device=device, model=model, settings=settings, **of)  # type: ignore[arg-type]
     model_spec = question._plain.model
-    return model_spec.layer_bits, model_spec.weights
+    return model_spec.matrices.layer_bits, model_spec.weights
 
 
 def gguf(file: Path, stored: GGMLQuantizationType) -> str:

@@ -319,8 +319,8 @@ def test_what_is_hopeless_is_so_beside_the_best_that_lasts(monkeypatch: pytest.M
     search = Search(question_of(device="rtx-4060", model="llama-3.2-1b"), lambda: None)
     for one in answers_s:
         search.few.of(one)
-    assert not search._is_worth_it(inside, dropped)
-    assert search._is_worth_it(away, dropped)
+    assert not search.climb.is_worth_it(inside, dropped)
+    assert search.climb.is_worth_it(away, dropped)
 
 
 def without_memory_for_16_bits(
@@ -349,12 +349,12 @@ def test_a_search_notes_that_the_time_was_over(monkeypatch: pytest.MonkeyPatch) 
     question = question_of(device="rtx-4090", storage="nvme", model="llama-3.1-8b")
     late, whole = Search(question, lambda: None, until_s=0.0), Search(question, lambda: None)
     late.first()
-    assert late.cut_short and not late.few.all
+    assert late.climb.cut_short and not late.few.all
     for search in (late, whole):
         search.first()
         search.refine()
-    assert not whole.cut_short
-    assert late.cut_short
+    assert not whole.climb.cut_short
+    assert late.climb.cut_short
 
 
 def test_where_nothing_ran_yet_that_gives_up_nothing_the_search_begins_with_what_runs(

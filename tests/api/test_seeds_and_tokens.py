@@ -25,7 +25,7 @@ def test_each_seed_is_compared_with_itself() -> None:
         for name in systems
     }
     for name, one in compared.results.items():
-        assert [metrics["ttft_s"] for _, metrics in one.by_seed.values()] == alone[name]
+        assert [metrics["ttft_s"] for _, metrics in one.repeats.by_seed.values()] == alone[name]
         assert one.metrics["ttft_s"] == sorted(alone[name])[1]
         assert one.ranges is not None and one.ranges["ttft_s"] == (min(alone[name]), max(alone[name]))
     (pair,) = compared.pairs
@@ -38,9 +38,10 @@ def test_the_folder_holds_the_scenario_of_the_run_that_it_shows() -> None:
     compared = kvferry.compare("small.yaml", ["stream-only"], seeds=SEEDS)
     compared.write("out", plots=False)
     kept = load_scenario("out/stream-only/scenario.yaml")
-    of_seed = {seed: metrics["ttft_s"] for seed, (_, metrics) in compared.results["stream-only"].by_seed.items()}
+    found = compared.results["stream-only"]
+    of_seed = {seed: metrics["ttft_s"] for seed, (_, metrics) in found.repeats.by_seed.items()}
     assert kept.seed == sorted(of_seed, key=of_seed.__getitem__)[SEEDS // 2] != 0
-    assert kept.seed == compared.results["stream-only"].envelope["seed"]
+    assert kept.seed == found.envelope["seed"]
     assert kvferry.run(kept).metrics["ttft_s"] == compared.results["stream-only"].metrics["ttft_s"]
 
 

@@ -54,7 +54,7 @@ def test_a_header_is_the_model_that_it_describes(tmp_path: Path) -> None:
     assert (model.layers, model.hidden, model.query_heads, model.kv_heads) == (LAYERS, HIDDEN, HEADS, KV_HEADS)
     assert (model.head_dim, model.ffn, model.vocabulary, model.name) == (HEAD_DIM, FFN, TOKENS, "mine")
     # Q4_0 has 4.5 bits with its scales, Q8_0 8.5.
-    assert (model.layer_bits, model.token_bits, model.head_bits) == (4.5, 4.5, 8.5)
+    assert (model.matrices.layer_bits, model.matrices.token_bits, model.matrices.head_bits) == (4.5, 4.5, 8.5)
     layer = sum(rows * columns for rows, columns in TENSORS.values())
     assert model.weight_bytes * 8 == LAYERS * layer * 4.5 + TOKENS * HIDDEN * (4.5 + 8.5)
     assert load_model(str(written(tmp_path / "tied.gguf", tied=True))).tied_embeddings
@@ -160,7 +160,7 @@ def test_an_engine_that_reads_no_gguf_is_refused_in_one_line(tmp_path: Path) -> 
         load_scenario("decode", settings)
     said = "model: a GGUF file, which mlx does not read; engine: llama.cpp would do, or precision.weights: mlx-4bit"
     assert str(error.value).endswith(said) and "\n" not in str(error.value)
-    assert load_scenario("decode", [*settings, "engine=llama.cpp"]).model.layer_bits == 4.5
+    assert load_scenario("decode", [*settings, "engine=llama.cpp"]).model.matrices.layer_bits == 4.5
     # What the user says of weights holds in place of the file's.
     assert load_scenario("decode", [*settings, "precision.weights=mlx-4bit"]).model.weights == "mlx-4bit"
 

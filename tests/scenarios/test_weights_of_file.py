@@ -51,7 +51,7 @@ def test_an_engine_that_is_asked_for_must_read_a_quantised_folder(tmp_path: Path
         load_scenario("decode", [*settings, "engine=mlx"])
     said = "weights in awq, which mlx does not read; engine: hugging-face would do, or precision.weights: mlx-4bit"
     assert str(error.value).endswith(f"model: {said}")
-    assert load_scenario("decode", [*settings, "engine=hugging-face"]).model.layer_bits < 4.5
+    assert load_scenario("decode", [*settings, "engine=hugging-face"]).model.matrices.layer_bits < 4.5
     assert load_scenario("decode", [*settings, "engine=mlx", "precision.weights=mlx-4bit"]).model.weights == "mlx-4bit"
 
 

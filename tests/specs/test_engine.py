@@ -64,7 +64,7 @@ def test_a_step_by_hand() -> None:
     assert Roofline(processor, model).cost(DecodeStep(1, 0)).duration_s == pytest.approx(weights / 250 + 0.3)
     # A token's sums: 4 of queries, 8 of keys and values, 4 out of attention, 10, 10 and 4 of the feed-forward network,
     # 8 of the head.
-    assert model.mean_row == weights / 48
+    assert model.matrices.mean_row == weights / 48
     # A weight takes two instructions and a third for its part of a row, 7 / 3, at half of 100 a second.
     unpacking = processor.model_copy(
         update={"unpack": UnpackSpec(weight_instructions=2.0, row_instructions=weights / 48 / 3)}

@@ -29,17 +29,19 @@ def test_sizes_of_a_latent_cache_by_hand() -> None:
     assert model.expansion == 4 * (7 + 4) / 8
     # From 32 hidden numbers: queries by way of six numbers, and what is cached.
     through = model.model_copy(update={"latent": model.latent.model_copy(update={"q_lora_rank": 6})})  # type: ignore[union-attr]
-    assert (model.query_parameters, through.query_parameters) == (32 * 28, 6 * 32 + 6 * 28)
-    assert model.projection_parameters == 32 * 8
+    assert (model.matrices.query_parameters, through.matrices.query_parameters) == (32 * 28, 6 * 32 + 6 * 28)
+    assert model.matrices.projection_parameters == 32 * 8
     # Keys are 5 x 4 x 4 weights, values 5 x 4 x 4, the output 16 x 32.
-    assert model.attention_parameters == 32 * 28 + 32 * 8 + 80 + 80 + 512
+    assert model.matrices.attention_parameters == 32 * 28 + 32 * 8 + 80 + 80 + 512
 
 
 def test_deepseek_v2_lite_is_as_large_as_its_paper_says() -> None:
     model = load_scenario("specontext/throughput", ["model=deepseek-v2-lite"]).model
     # 15.7 G weights, of which a token passes 2.4 G; 576 numbers per token and layer.
     assert round(model.parameters / 1e9, 1) == 15.7
-    assert model.layers * model.active_parameters + model.head_parameters == pytest.approx(2.4e9, rel=0.03)
+    assert model.layers * model.matrices.active_parameters + model.vocabulary * model.hidden == pytest.approx(
+        2.4e9, rel=0.03
+    )
     assert model.kv_bytes_per_token == 27 * 576 * 2
 
 
@@ -75,6 +77,6 @@ def test_what_is_cached_is_the_same_for_any_number_of_heads(
     assert one.kv_entry_bytes == many.kv_entry_bytes == 2 * (rank + rope)
     assert many.expansion == pytest.approx(heads * one.expansion)
     # Emitting it takes the projection to it alone; all else is of heads.
-    assert one.projection_parameters == many.projection_parameters
-    of_heads = [model.attention_parameters - model.projection_parameters for model in (one, many)]
+    assert one.matrices.projection_parameters == many.matrices.projection_parameters
+    of_heads = [model.matrices.attention_parameters - model.matrices.projection_parameters for model in (one, many)]
     assert of_heads[1] == heads * of_heads[0]

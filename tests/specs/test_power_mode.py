@@ -44,7 +44,7 @@ def test_llama_cpp_is_slower_in_a_lower_mode_of_the_same_bandwidth() -> None:
         for mode in ("7W", "15W", "25W")
     }
     # A layer has 3,072 + 2,048 + 3,072 + 2 x 8,192 + 3,072 rows.
-    instructions = 5 * (model.parameters - model.head_parameters) + 12000 * 28 * 27648
+    instructions = 5 * (model.parameters - model.matrices.head_parameters) + 12000 * 28 * 27648
     unpacking_s = instructions / 0.209e12
     assert step_s["7W"] > unpacking_s > 2 * step_s["15W"] > 2 * step_s["25W"]
 

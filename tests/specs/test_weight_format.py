@@ -50,7 +50,7 @@ def test_a_medium_k_quantisation_by_hand() -> None:
     model, more = tiny(weights="q4_k_m"), (6.5625 + 4.5) / 2
     queries, keys, values, out, gate_and_up, down = 65536, 16384, 16384, 65536, 2 * 131072, 131072
     layer = 4.5 * (queries + keys + out + gate_and_up) + more * (values + down)
-    assert model.layer_bits * model.layer_parameters == pytest.approx(layer)
+    assert model.matrices.layer_bits * model.matrices.layer_parameters == pytest.approx(layer)
     # The output head has 6.5625 bits, the embedding 4.5.
     assert model.weight_bytes * 8 == pytest.approx(8 * layer + 256_000 * (6.5625 + 4.5))
     tied = tiny(weights="q4_k_m", tied_embeddings=True)
@@ -61,13 +61,13 @@ def test_one_tensor_for_queries_keys_and_values_has_more_bits_by_hand() -> None:
     # As above, but 5.5 bits for all three of them in every layer.
     model, more = tiny(weights="q4_k_m", fused_qkv=True), (6.5625 + 4.5) / 2
     layer = 5.5 * (65536 + 2 * 16384) + 4.5 * (65536 + 2 * 131072) + more * 131072
-    assert model.layer_bits * model.layer_parameters == pytest.approx(layer)
-    assert tiny(weights="q4_0", fused_qkv=True).layer_bits == 4.5
+    assert model.matrices.layer_bits * model.matrices.layer_parameters == pytest.approx(layer)
+    assert tiny(weights="q4_0", fused_qkv=True).matrices.layer_bits == 4.5
 
 
 def test_rows_that_no_superblock_divides_take_small_blocks() -> None:
-    assert tiny(weights="q4_k_m", hidden=224).head_bits == 8.5
-    assert tiny(weights="iq4_xs", hidden=224, tied_embeddings=False).token_bits == 4.5
+    assert tiny(weights="q4_k_m", hidden=224).matrices.head_bits == 8.5
+    assert tiny(weights="iq4_xs", hidden=224, tied_embeddings=False).matrices.token_bits == 4.5
 
 
 @pytest.mark.parametrize("name", Q4_K_M_BYTES)
@@ -88,8 +88,10 @@ def test_experts_alone_are_small_in_mxfp4() -> None:
     experts = {"routed": 4, "active": 1, "shared": 0, "ffn": 512, "dense_layers": 0}
     model = tiny(weights="mxfp4", experts=experts)
     attention = 8.5 * (65536 + 2 * 16384 + 65536)
-    assert model.head_bits == 8.5
-    assert model.layer_bits * model.layer_parameters == pytest.approx(attention + 4.25 * 4 * 3 * 131072 + 32 * 4 * 256)
+    assert model.matrices.head_bits == 8.5
+    assert model.matrices.layer_bits * model.matrices.layer_parameters == pytest.approx(
+        attention + 4.25 * 4 * 3 * 131072 + 32 * 4 * 256
+    )
 
 
 def test_gpt_oss_is_as_large_as_its_file() -> None:

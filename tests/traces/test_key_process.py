@@ -7,9 +7,9 @@ from pydantic import ValidationError
 from kvferry.machine.ops import Select
 from kvferry.policies.decode.index import IndexSpec
 from kvferry.specs.workload import KeysSpec
-from kvferry.traces.clustered_keys import best_entries
 from kvferry.traces.indexed_keys import IndexedKeys
 from kvferry.traces.key_process import KeyProcess
+from kvferry.traces.key_scores import best_entries
 
 
 def test_longer_texts_begin_with_shorter_ones() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvferry.specs.errors import InputError
-from kvferry.traces.clustered_keys import best_entries, best_head
 from kvferry.traces.key_recording import KeyRecording
+from kvferry.traces.key_scores import best_entries, best_head
 
 
 def recording(layers: int = 2, heads: int = 2, tokens: int = 5) -> KeyRecording:

@@ -127,18 +127,18 @@ def test_every_key_is_in_one_cluster_and_the_books_agree(
     variances that follow every key equal those of the keys within 1e-6."""
     upkeep = AdaptiveClusters(threshold=threshold, buffer_tokens=buffer_tokens, most_tokens=most_tokens)
     run = evolution(upkeep, seed, context=48, output=140, group=8, room=room, spread=spread, scene=5)
-    kept, keys = run.kept, run.keys
+    kept, keys, of_keys = run.kept, run.keys, run.keys.members
     assert isinstance(kept, MaintainedClusters)
     for tokens in (1, 40, 90):
         run.go(tokens)
         kept.places.check()
         end = keys.entry + 1
-        assert end == run.tokens and (keys.labels[:, :end] >= 0).all() and (keys.labels[:, end:] < 0).all()
-        waiting_in_row = keys.waits[:, :end].sum(1)
+        assert end == run.tokens and (of_keys.labels[:, :end] >= 0).all() and (of_keys.labels[:, end:] < 0).all()
+        waiting_in_row = of_keys.waits[:, :end].sum(1)
         assert waiting_in_row.max() < max(buffer_tokens, 1)
         for row, (layer, of_layer) in enumerate(np.ndindex(MODEL.layers, run.plan.rows)):
             blocks = np.arange(kept.places.blocks(layer, of_layer))
-            labels, waits = keys.labels[row, :end], keys.waits[row, :end]
+            labels, waits = of_keys.labels[row, :end], of_keys.waits[row, :end]
             sizes = np.bincount(labels[~waits], minlength=len(blocks))
             assert sizes.tolist() == kept.places.tokens_of(layer, np.full(len(blocks), of_layer), blocks).tolist()
             assert sizes.tolist() == keys.table.counts[row, : len(blocks)].tolist()

@@ -21,7 +21,7 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.offload import OffloadSpec
 
 MODEL = load_model("llama-3.2-1b").model_copy(update={"layers": 4})
-LAYER_BYTES = MODEL.layer_parameters * MODEL.layer_bits / 8
+LAYER_BYTES = MODEL.matrices.layer_parameters * MODEL.matrices.layer_bits / 8
 TOKEN = Turn("decode", (0,), (100,), ())
 
 

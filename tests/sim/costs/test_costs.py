@@ -321,5 +321,5 @@ def test_experts_are_read_as_far_as_tokens_choose_them_by_hand() -> None:
     assert together[2] == pytest.approx(600 - 200 + (600 + 2 * (40 + 150)) / 3)
     _, last, none = mixed(PrefillHead(2, 0, final_layer=True))
     assert (last[1:], none[1:]) == ((2 * 2 * 200 / 2, 200 / 2), (0, 0))
-    assert mixed.model.layer_parameters == pytest.approx(600 + (600 + 2 * (40 + 750)) / 3)
-    assert mixed.model.weight_bytes == pytest.approx(3 * mixed.model.layer_parameters + 2 * 1000 * 2)
+    assert mixed.model.matrices.layer_parameters == pytest.approx(600 + (600 + 2 * (40 + 750)) / 3)
+    assert mixed.model.weight_bytes == pytest.approx(3 * mixed.model.matrices.layer_parameters + 2 * 1000 * 2)
