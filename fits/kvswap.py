@@ -190,7 +190,7 @@ def _in_memory(scenario: Scenario, delays: Delays) -> float:
     while left:
         wave = min(left, together)
         left -= wave
-        seconds += delays.op_s(DecodeStep(wave, workload.context + workload.output / 2))
+        seconds += delays.queues.op_s(DecodeStep(wave, workload.context + workload.output / 2))
     return workload.batch / seconds
 
 

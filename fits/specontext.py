@@ -144,7 +144,8 @@ def predicted(known: Sequence[Known], numbers: Numbers) -> np.ndarray:
     for one in known:
         if one.plan is None:
             context, output = one.cell.workload
-            step_s = delays.op_s(DecodeStep(one.cell.batch, context + output / 2, kernel=one.system.roles.attention))
+            kernel = one.system.roles.attention
+            step_s = delays.queues.op_s(DecodeStep(one.cell.batch, context + output / 2, kernel=kernel))
         else:
             step_s = delays.step_s(one.plan, one.reuse_rate)
         rates.append(one.cell.batch / step_s * one.factor)

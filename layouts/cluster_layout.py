@@ -95,20 +95,16 @@ class ClusterLayout(ABC):
         """The blocks of a run, to be placed layer by layer as it finds them (``filled``)."""
 
 
-class PlacedClusters(ABC):
-    """Blocks of a run, numbered from 0 in every row of a layer. Layers, rows and blocks are numbers or arrays of them,
-    one place each; places of one call are of different rows. What appends, splits and opens says what becomes of the
-    file: Pieces, which a caller writes in order."""
+class CountedClusters(ABC):
+    """Blocks of a run, numbered from 0 in every row of a layer, and the tokens in each. Layers, rows and blocks are
+    numbers or arrays of them, one place each."""
 
     def __init__(self, like: ClusterLayout) -> None:
         self.like = like
-        shape = like.all_rows, like.blocks
         self.counted = LayoutCounts()
         # By row of all layers: blocks, and tokens in each.
         self._blocks = np.full(like.all_rows, like.first_blocks)
-        self._tokens = np.zeros(shape, np.int64)
-
-    # --- what there is -------------------------------------------------------------------------------------------
+        self._tokens = np.zeros((like.all_rows, like.blocks), np.int64)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -174,6 +170,35 @@ class PlacedClusters(ABC):
 
     def count_anew(self) -> None:
         self.counted = LayoutCounts()
+
+    @abstractmethod
+    def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray: ...
+
+    def _row(self, layer: Any, row: Any) -> Any:
+        return np.asarray(layer) * self.like.rows + row if np.ndim(layer) else layer * self.like.rows + row
+
+    def _of_layer(self, of_rows: np.ndarray, layer: int) -> np.ndarray:
+        return of_rows[layer * self.like.rows : (layer + 1) * self.like.rows]
+
+    def _number(self, row: int) -> int:
+        new = int(self._blocks[row])
+        if new == self.like.blocks:
+            raise InputError(f"policies.layout: a row has room for {new} blocks, and has them; a larger room would do")
+        self._blocks[row] += 1
+        return new
+
+    def _counted(self, written: Pieces) -> Pieces:
+        page = self.like.page
+        ends = written.offsets + written.lengths
+        self.counted.written_bytes += int((up(ends, page) - (written.offsets & -page)).sum())
+        self.counted.written_bytes += int(up(written.moves.lengths, page).sum())
+        self.counted.moved_bytes += int(written.moves.lengths.sum())
+        return written
+
+
+class PlacedClusters(CountedClusters):
+    """Blocks of a run with their places in the file. Places of one call are of different rows. What appends, splits and
+    opens says what becomes of the file: Pieces, which a caller writes in order."""
 
     # --- where it lies -------------------------------------------------------------------------------------------
 
@@ -316,32 +341,6 @@ class PlacedClusters(ABC):
     @abstractmethod
     def check(self) -> None:
         """AssertionError when entries overlap in the file, or lie outside of it."""
-
-    # --- what they share -----------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray: ...
-
-    def _row(self, layer: Any, row: Any) -> Any:
-        return np.asarray(layer) * self.like.rows + row if np.ndim(layer) else layer * self.like.rows + row
-
-    def _of_layer(self, of_rows: np.ndarray, layer: int) -> np.ndarray:
-        return of_rows[layer * self.like.rows : (layer + 1) * self.like.rows]
-
-    def _number(self, row: int) -> int:
-        new = int(self._blocks[row])
-        if new == self.like.blocks:
-            raise InputError(f"policies.layout: a row has room for {new} blocks, and has them; a larger room would do")
-        self._blocks[row] += 1
-        return new
-
-    def _counted(self, written: Pieces) -> Pieces:
-        page = self.like.page
-        ends = written.offsets + written.lengths
-        self.counted.written_bytes += int((up(ends, page) - (written.offsets & -page)).sum())
-        self.counted.written_bytes += int(up(written.moves.lengths, page).sum())
-        self.counted.moved_bytes += int(written.moves.lengths.sum())
-        return written
 
 
 AnyLayout = Layout | ClusterLayout

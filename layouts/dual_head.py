@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from kvferry.layouts.cluster_layout import ClusterLayout, up
-from kvferry.layouts.file_room import FileRoom
 from kvferry.layouts.pieces import Moves, Pieces
+from kvferry.layouts.shared_pools import SharedPools
 from kvferry.layouts.stretched import Stretched
 
 
@@ -53,45 +53,15 @@ class DualHead(Stretched):
 
     def __init__(self, like: DualHeadLayout) -> None:
         super().__init__(like)
-        self._file = FileRoom(like.file_bytes)
-        self._pool_at = np.zeros_like(self._tokens)
-        self._pool_bytes = np.zeros_like(self._tokens)
-        # The cluster that grows downwards from the pool's end; -1: the block has no partner.
-        self._down = np.zeros(self._tokens.shape, bool)
-        self._partner = np.full_like(self._tokens, -1)
-        # By row, clusters whose pools have room for a partner.
-        self._alone: list[list[int]] = [[] for _ in range(like.all_rows)]
+        self._shared = SharedPools(self._tokens, like.token_bytes, like.pool_of, like.file_bytes)
 
     @property
     def taken_bytes(self) -> int:
-        return self._file.end
+        return self._shared.file.end
 
     def check(self) -> None:
         super().check()
-        rows, blocks = np.nonzero(self._tokens)
-        partners = self._partner[rows, blocks]
-        paired = partners >= 0
-        # Partners have each other, one pool, and different ends of it.
-        mine, theirs = (rows[paired], blocks[paired]), (rows[paired], partners[paired])
-        assert (self._partner[theirs] == mine[1]).all()
-        assert (self._pool_at[theirs] == self._pool_at[mine]).all() and (self._down[theirs] != self._down[mine]).all()
-        assert (self._held(rows, blocks) * self.like.token_bytes <= self._pool_bytes[rows, blocks]).all()
-        alone = {(row, block) for row, of_row in enumerate(self._alone) for block in of_row}
-        assert alone == set(zip(rows[~paired].tolist(), blocks[~paired].tolist(), strict=True))
-        # Pools of clusters and free pools make up the file, each once.
-        one = ~self._down[rows, blocks] | ~paired
-        begins, n_bytes = self._pool_at[rows, blocks][one], self._pool_bytes[rows, blocks][one]
-        begins = np.concatenate([begins, [offset for offset, _ in self._file.free]])
-        n_bytes = np.concatenate([n_bytes, [size for _, size in self._file.free]])
-        order = np.argsort(begins)
-        ends = begins[order] + n_bytes[order]
-        assert (ends[:-1] == begins[order][1:]).all() and begins.min() == 0 and ends[-1] == self._file.end
-
-    def _held(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-        """Tokens of each block and its partner."""
-        partners = self._partner[rows, blocks]
-        held: np.ndarray = self._tokens[rows, blocks] + np.where(partners >= 0, self._tokens[rows, partners], 0)
-        return held
+        self._shared.check()
 
     def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
         """Pairs clusters that come next to each other in the order."""
@@ -106,39 +76,31 @@ class DualHead(Stretched):
         n_bytes = self.like.pool_of(sizes.max(axis=2)[there])
         of_row = np.broadcast_to(rows[:, None], there.shape)[there]
         firsts, seconds, both = pairs[there][:, 0], pairs[there][:, 1], sizes[there][:, 1] > 0
-        at = self._file.take_together(n_bytes)
-        for blocks, which in ((firsts, np.ones(len(both), bool)), (seconds, both)):
-            self._pool_at[of_row[which], blocks[which]] = at[which]
-            self._pool_bytes[of_row[which], blocks[which]] = n_bytes[which]
-        self._down[of_row[both], seconds[both]] = True
-        self._partner[of_row[both], seconds[both]] = firsts[both]
-        self._partner[of_row[both], firsts[both]] = seconds[both]
-        for row, block in zip(of_row[~both].tolist(), firsts[~both].tolist(), strict=True):
-            self._alone[row].append(block)
+        self._shared.fill(of_row, firsts, seconds, both, n_bytes)
 
     def _addresses(
         self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         unit, places = self.like.token_bytes, rows * self.like.blocks + blocks
-        at, down = self._pool_at.take(places), self._down.take(places)
-        from_end = at + self._pool_bytes.take(places) - (firsts + tokens) * unit
+        at, down = self._shared.at.take(places), self._shared.down.take(places)
+        from_end = at + self._shared.n_bytes.take(places) - (firsts + tokens) * unit
         return np.where(down, from_end, at + firsts * unit), down
 
     def _pools(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray | None:
-        return self._pool_at.take(rows * self.like.blocks + blocks) if self.like.whole_pairs else None
+        return self._shared.at.take(rows * self.like.blocks + blocks) if self.like.whole_pairs else None
 
     def alone(self, layer: int, row: int) -> Sequence[int]:
-        return self._alone[self._row(layer, row)]
+        return self._shared.alone[self._row(layer, row)]
 
     def partners(self, layers: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self._partner[self._row(layers, rows)]
+        found: np.ndarray = self._shared.partner[self._row(layers, rows)]
         return found
 
     def pair(self, layer: int, row: int, block: int, other: int) -> Pieces:
         """One moves where the other is alone and has room beside it, otherwise both, to a pool of their own. What lay
         beside them is alone then."""
         flat = self._row(layer, row)
-        moving = self._beside_each_other(flat, block, other)
+        moving = self._shared.pair(flat, block, other)
         blocks, tokens = np.array(moving), self._tokens[flat, moving]
         rows = np.full(len(moving), flat)
         for one in moving:
@@ -146,26 +108,9 @@ class DualHead(Stretched):
         self.counted.moved_bytes += int(tokens.sum()) * self.like.token_bytes
         return self._counted(self._pieces(rows, blocks, np.zeros_like(tokens), tokens))
 
-    def _beside_each_other(self, row: int, block: int, other: int) -> list[int]:
-        """Returns which of both have moved. There is room for a token more."""
-        unit = self.like.token_bytes
-        for one, there in ((block, other), (other, block)):
-            room, tokens = int(self._pool_bytes[row, there]), int(self._tokens[row, one]) + 1
-            left = room - (int(self._tokens[row, there]) + 1) * unit
-            if there in self._alone[row] and tokens * unit <= min(room // 2, left):
-                self._leave(row, one)
-                self._find(row, one, tokens, (there,))
-                return [one]
-        larger, smaller = sorted((block, other), key=lambda one: -int(self._tokens[row, one]))
-        self._leave(row, larger)
-        self._leave(row, smaller)
-        self._find(row, larger, int(self._tokens[row, larger]) + 1, ())
-        self._find(row, smaller, int(self._tokens[row, smaller]) + 1, (larger,))
-        return [larger, smaller]
-
     def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray:
-        held = self._held(rows, blocks) + tokens
-        return np.asarray(held * self.like.token_bytes <= self._pool_bytes[rows, blocks])
+        held = self._shared.held(rows, blocks) + tokens
+        return np.asarray(held * self.like.token_bytes <= self._shared.n_bytes[rows, blocks])
 
     def _make_room(
         self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: np.ndarray
@@ -178,10 +123,10 @@ class DualHead(Stretched):
         sources, _ = self._addresses(*places)
         for n in np.flatnonzero(anew).tolist():
             row, block = int(rows[n]), int(blocks[n])
-            self._leave(row, block)
+            self._shared.leave(row, block)
             # What is not in memory moves as it lies.
-            down = None if here[n] else bool(self._down[row, block])
-            self._find(row, block, int(self._tokens[row, block]) + tokens, (), down)
+            down = None if here[n] else bool(self._shared.down[row, block])
+            self._shared.find(row, block, int(self._tokens[row, block]) + tokens, (), down)
         targets, _ = self._addresses(*places)
         moves = Moves(rows[away] // self.like.rows, sources, targets, places[3] * self.like.token_bytes)
         return moves, anew & here
@@ -189,50 +134,21 @@ class DualHead(Stretched):
     def _divide(
         self, row: int, block: int, new: int, stay: int, leave: int, beside: Collection[int]
     ) -> tuple[Moves, bool]:
-        near = [other for other in self._alone[row] if other in beside and other != block]
+        near = [other for other in self._shared.alone[row] if other in beside and other != block]
         # The cluster that it comes from is the first to be asked, where it has room for what came to it besides.
         both = (max(stay, int(self._tokens[row, block])) + leave) * self.like.token_bytes
-        if block in self._alone[row] and both <= self._pool_bytes[row, block]:
+        if block in self._shared.alone[row] and both <= self._shared.n_bytes[row, block]:
             near.append(block)
-        self._find(row, new, leave, near)
+        self._shared.find(row, new, leave, near)
         # It may have come to lie beside the block that it leaves.
         self._tokens[row, new] = leave
         place = np.array([row]), np.array([block])
         anew = not bool(self._fits(*place, stay - int(self._tokens[row, block]))[0])
         if anew:
-            self._leave(row, block)
-            self._find(row, block, stay, ())
+            self._shared.leave(row, block)
+            self._shared.find(row, block, stay, ())
         return Moves.none(), anew
 
     def _settle(self, row: int, new: int, tokens: int) -> Moves:
-        self._find(row, new, tokens, self._alone[row])
+        self._shared.find(row, new, tokens, self._shared.alone[row])
         return Moves.none()
-
-    def _leave(self, row: int, block: int) -> None:
-        partner = int(self._partner[row, block])
-        if partner >= 0:
-            self._partner[row, partner] = self._partner[row, block] = -1
-            self._alone[row].append(partner)
-        else:
-            self._alone[row].remove(block)
-            self._file.give_back(int(self._pool_at[row, block]), int(self._pool_bytes[row, block]))
-
-    def _find(self, row: int, block: int, tokens: int, partners: Sequence[int], down: bool | None = None) -> None:
-        """Finds a place for a block of `tokens` beside the last of `partners`, which are alone, that has room for it,
-        or in a pool of its own: it may take its half of a pool, and no more than its partner leaves. `down`: how it is
-        to grow, where that is not free."""
-        n_bytes = tokens * self.like.token_bytes
-        for partner in reversed(partners):
-            room = int(self._pool_bytes[row, partner])
-            taken = int(self._tokens[row, partner]) * self.like.token_bytes
-            free = down is None or down != bool(self._down[row, partner])
-            if free and n_bytes <= min(room // 2, room - taken):
-                self._alone[row].remove(partner)
-                self._pool_at[row, block], self._pool_bytes[row, block] = self._pool_at[row, partner], room
-                self._down[row, block] = not self._down[row, partner]
-                self._partner[row, block], self._partner[row, partner] = partner, block
-                return
-        self._pool_bytes[row, block] = size = int(self.like.pool_of(tokens))
-        self._pool_at[row, block] = self._file.take(size)
-        self._down[row, block], self._partner[row, block] = bool(down), -1
-        self._alone[row].append(block)

@@ -42,3 +42,11 @@ class FileRoom:
     def free(self) -> list[tuple[int, int]]:
         """Offset and bytes of every portion that was given back."""
         return [(offset, size) for size, offsets in self._free.items() for offset in offsets]
+
+    def check(self, begins: np.ndarray, n_bytes: np.ndarray) -> None:
+        """AssertionError unless these portions and the free ones make up the file, each once."""
+        begins = np.concatenate([begins, [offset for offset, _ in self.free]])
+        n_bytes = np.concatenate([n_bytes, [size for _, size in self.free]])
+        order = np.argsort(begins)
+        ends = begins[order] + n_bytes[order]
+        assert (ends[:-1] == begins[order][1:]).all() and begins.min() == 0 and ends[-1] == self.end

@@ -58,12 +58,7 @@ class Pools(Stretched):
         rows, blocks = np.nonzero(self._tokens)
         begins, n_bytes = self._offsets[rows, blocks], self._pool_bytes[rows, blocks]
         assert (self._tokens[rows, blocks] * self.like.token_bytes <= n_bytes).all()
-        free = self._file.free
-        begins = np.concatenate([begins, [offset for offset, _ in free]])
-        n_bytes = np.concatenate([n_bytes, [size for _, size in free]])
-        order = np.argsort(begins)
-        ends = begins[order] + n_bytes[order]
-        assert (ends[:-1] == begins[order][1:]).all() and begins.min() == 0 and ends[-1] == self._file.end
+        self._file.check(begins, n_bytes)
 
     def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
         in_order, blocks = np.repeat(rows, order.shape[1]), order.ravel()

@@ -58,7 +58,7 @@ class SequenceOrder(PlacedClusters):
         wanted = np.zeros((like.rows, like.blocks + 1), bool)
         wanted[rows, blocks] = True
         found = np.flatnonzero(np.take_along_axis(wanted, owner, axis=1))
-        offsets = self._offsets(layer * like.rows + found // owner.shape[1], found % owner.shape[1])
+        offsets = _offsets(like, layer * like.rows + found // owner.shape[1], found % owner.shape[1])
         ones = np.ones(len(offsets), np.int64)
         begins, lengths, entries = gathered(offsets, ones, like.token_bytes, like.alignment_bytes)
         # As it is now: a machine may ask later.
@@ -69,13 +69,13 @@ class SequenceOrder(PlacedClusters):
                 begins + (one - layer) * layer_bytes,
                 lengths,
                 entries,
-                partial(self._pieces_of, one, owner, rows, blocks),
+                partial(_pieces_of, like, one, owner, rows, blocks),
             )
             for one in layers.tolist()
         ]
 
     def whole(self, layer: int) -> Pieces:
-        return self._all(layer, self._of_layer(self._owner, layer))
+        return _all(self.like, layer, self._of_layer(self._owner, layer))
 
     def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Pieces:
         flat = self._row(layers, rows)
@@ -118,7 +118,7 @@ class SequenceOrder(PlacedClusters):
         firsts = np.array(
             [np.count_nonzero(self._owner[row, :at] == one) for at, one in zip(tokens, blocks, strict=True)], np.int64
         )
-        return self._single(rows, blocks, firsts, tokens) if len(more) else came
+        return _single(self.like, rows, blocks, firsts, tokens) if len(more) else came
 
     def check(self) -> None:
         for row, owner in enumerate(self._owner):
@@ -155,42 +155,48 @@ class SequenceOrder(PlacedClusters):
         self._owner[rows, tokens] = blocks
         np.add.at(self._tokens, (rows, blocks), 1)
         np.add.at(self._lengths, rows, 1)
-        return self._single(rows, blocks, firsts, tokens)
+        return _single(self.like, rows, blocks, firsts, tokens)
 
     def _check_room(self, row: int, tokens: int) -> None:
         if tokens > self.like.most_row_tokens:
             what = f"a row has room for {self.like.most_row_tokens:,} tokens, {tokens:,} are wanted"
             raise InputError(f"policies.layout: {what}; a longer workload.output makes it longer")
 
-    def _offsets(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        return np.asarray(rows * self.like.row_bytes + tokens * self.like.token_bytes)
 
-    def _single(self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray) -> Pieces:
-        """A piece for each of a row's tokens."""
-        layers, of_layer = np.divmod(rows, self.like.rows)
-        ones, down = np.ones(len(rows), np.int64), np.zeros(len(rows), bool)
-        offsets = self._offsets(rows, tokens)
-        return Pieces(layers, of_layer, blocks, firsts, ones, offsets, down, self.like.token_bytes)
+def _offsets(like: SequenceLayout, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    return np.asarray(rows * like.row_bytes + tokens * like.token_bytes)
 
-    def _all(self, layer: int, owner: np.ndarray) -> Pieces:
-        """The pieces of a layer, given the block of each of its tokens, int[rows, tokens]."""
-        rows, tokens = np.nonzero(owner >= 0)
-        blocks = owner[rows, tokens].astype(np.int64)
-        # How many tokens of the same block came before each.
-        places = rows * self.like.blocks + blocks
-        order = np.argsort(places, kind="stable")
-        grouped = places[order]
-        first = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]]))
-        ranks = np.empty(len(places), np.int64)
-        counts = np.diff(np.append(first, len(grouped)))
-        ranks[order] = np.arange(len(grouped)) - np.repeat(first, counts)
-        return self._single(layer * self.like.rows + rows, blocks, ranks, tokens)
 
-    def _pieces_of(self, layer: int, owner: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> Pieces:
-        """Returns pieces of blocks in the order given, each by its tokens."""
-        whole = self._all(layer, owner)
-        nth = np.full((self.like.rows, self.like.blocks), -1)
-        nth[rows, blocks] = np.arange(len(rows))
-        asked = nth[whole.rows, whole.blocks]
-        kept = np.flatnonzero(asked >= 0)
-        return whole.taken(kept[np.lexsort((whole.firsts[kept], asked[kept]))])
+def _single(
+    like: SequenceLayout, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray
+) -> Pieces:
+    """A piece for each of a row's tokens."""
+    layers, of_layer = np.divmod(rows, like.rows)
+    ones, down = np.ones(len(rows), np.int64), np.zeros(len(rows), bool)
+    offsets = _offsets(like, rows, tokens)
+    return Pieces(layers, of_layer, blocks, firsts, ones, offsets, down, like.token_bytes)
+
+
+def _all(like: SequenceLayout, layer: int, owner: np.ndarray) -> Pieces:
+    """The pieces of a layer, given the block of each of its tokens, int[rows, tokens]."""
+    rows, tokens = np.nonzero(owner >= 0)
+    blocks = owner[rows, tokens].astype(np.int64)
+    # How many tokens of the same block came before each.
+    places = rows * like.blocks + blocks
+    order = np.argsort(places, kind="stable")
+    grouped = places[order]
+    first = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]]))
+    ranks = np.empty(len(places), np.int64)
+    counts = np.diff(np.append(first, len(grouped)))
+    ranks[order] = np.arange(len(grouped)) - np.repeat(first, counts)
+    return _single(like, layer * like.rows + rows, blocks, ranks, tokens)
+
+
+def _pieces_of(like: SequenceLayout, layer: int, owner: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> Pieces:
+    """Returns pieces of blocks in the order given, each by its tokens."""
+    whole = _all(like, layer, owner)
+    nth = np.full((like.rows, like.blocks), -1)
+    nth[rows, blocks] = np.arange(len(rows))
+    asked = nth[whole.rows, whole.blocks]
+    kept = np.flatnonzero(asked >= 0)
+    return whole.taken(kept[np.lexsort((whole.firsts[kept], asked[kept]))])

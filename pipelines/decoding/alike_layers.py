@@ -18,7 +18,7 @@ Foretold = Callable[[Op], Ticket]
 
 
 class AlikeLayers:
-    """Which of a batch's layers are alike. Until they are told apart, each is like itself alone, and decided by
+    """The layers of a batch, by which of them are alike. Until they are told apart, each is like itself alone, and decided by
     itself."""
 
     def __init__(self, layers: Sequence[LayerState]) -> None:

@@ -5,30 +5,21 @@ world, with its events, agrees within a few percent. Left out: that copies are s
 blocks become more while decoding.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from kvferry.machine.ops import Op
-from kvferry.machine.tiers import Leg, legs
 from kvferry.pipelines.decoding.computing import Attend, NextToken, PassOnRest
 from kvferry.pipelines.decoding.plan import DecodePlan
-from kvferry.pipelines.decoding.prices import Part, Parts, Queue
+from kvferry.pipelines.decoding.prices import Parts, Queue
+from kvferry.pipelines.decoding.queue_work import QueueWork
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.timetable import Times, Timetable, idle_s, timed
 from kvferry.policies.decode.read_ahead import ReadAhead
 from kvferry.policies.decode.roles import Roles
 from kvferry.policies.decode.upkeep import Learned
-from kvferry.sim.costs.cost_model import COST_MODELS
-from kvferry.sim.paged_storage import READ_AHEAD_BYTES
-from kvferry.sim.slowed_queue import copy_s
-from kvferry.sim.storage import map_miss_s
-from kvferry.sim.storage_curve import StorageCurves
-from kvferry.specs.device import DeviceSpec, GatheredSpec
-from kvferry.specs.errors import InputError, pick
+from kvferry.specs.device import DeviceSpec
 from kvferry.specs.model import ModelSpec
 from kvferry.specs.tier import Tier
 
@@ -55,28 +46,7 @@ class Delays:
     """Prices decoding on one device and model. Raises InputError where KV lies on storage and the device has none."""
 
     def __init__(self, device: DeviceSpec, model: ModelSpec, costs: str = "roofline") -> None:
-        self._device, self._spec = device, device.processors[device.main]
-        self._costs = pick("cost model", COST_MODELS, costs)(self._spec, model)
-        self._curves = None if device.storage is None else StorageCurves(device.storage)
-        memory = device.memory
-        # Bytes per second and latency; on unified memory there is nothing to copy.
-        self._copies: tuple[float, float, Sequence[GatheredSpec]] = (math.inf, 0.0, ())
-        if memory.copy_bytes_per_s:
-            self._copies = (memory.copy_bytes_per_s, memory.copy_latency_s, memory.gathered)
-        slowdowns = device.slowdown_at()
-        slowdown = slowdowns.get(device.main, {})
-        # The share of compute beside another queue that is not lost.
-        slowed: dict[Queue, str] = {"storage": "storage", "writes": "storage", "copies": "copy"}
-        self.beside: dict[Queue, float] = {
-            queue: 1 / slowdown[path] for queue, path in slowed.items() if path in slowdown
-        }
-        # The share of storage's speed beside the processor.
-        reads_slowed = slowdowns.get("storage", {}).get(device.main, 1.0)
-        by_processor: tuple[Queue, ...] = ("storage", "writes") if reads_slowed > 1 else ()
-        self.beside_processor: dict[Queue, float] = dict.fromkeys(by_processor, 1 / reads_slowed)
-        # Tuning asks again and again for the same.
-        self.op_s = lru_cache(maxsize=1 << 14)(self._op_s)
-        self._leg_s = lru_cache(maxsize=1 << 14)(self._leg_without_cache_s)
+        self.queues = QueueWork(device, model, costs)
 
     def block(self, plan: DecodePlan, reuse_rate: float = 0.0, tier: Tier = "storage") -> BlockDelays:
         """Returns the delays of a Transformer block whose KV lies in `tier`. `reuse_rate` is the share of selected KV
@@ -126,7 +96,7 @@ class Delays:
     def read_ahead(self, plan: DecodePlan) -> ReadAhead:
         """Returns what storage has time to read of the next layer while one attends, over as much as it will at last,
         and passes on."""
-        prices = _Prices(self, plan, "storage")
+        prices = _Prices(self.queues, plan, "storage")
         attended = plan.roles.selector.wanted_tokens(plan.most_tokens) + 1
         ops = Attend.op(plan, attended), PassOnRest.op(plan, prices.tier)
         window_s = sum(part.seconds for op in ops for part in prices.work(op))
@@ -157,7 +127,7 @@ class Delays:
         ends, arriving = dict(free), {}
         for layer, (source, to) in enumerate(zip(before, tiers, strict=True)):
             if source != to:
-                parts = _Prices(self, plan, to).move(plan.rows, plan.row_bytes, source, to)
+                parts = _Prices(self.queues, plan, to).move(plan.rows, plan.row_bytes, source, to)
                 arriving[layer] = _queued(parts, ends)
         table = _step_table(plan.roles, plan.model.layers)
         return self._times(table, self._parts(table, plan, reuse_rate, tiers), ends, arriving)
@@ -169,93 +139,41 @@ class Delays:
         free: Mapping[Queue, float] | None = None,
         arriving: Mapping[int, float] | None = None,
     ) -> Times:
-        return timed(table.steps, parts, self.beside, free, arriving, self.beside_processor)
+        return timed(table.steps, parts, self.queues.beside, free, arriving, self.queues.beside_processor)
 
     def _written(self, plan: DecodePlan, tiers: tuple[Tier, ...], free: Mapping[Queue, float]) -> dict[Queue, float]:
         """Returns when each queue is free again, once the KV blocks that a step has completed are written."""
         ends = dict(free)
         for tier in dict.fromkeys(tiers):
-            _queued(NextToken.behind(_Prices(self, plan, tier), tiers.count(tier)), ends)
+            _queued(NextToken.behind(_Prices(self.queues, plan, tier), tiers.count(tier)), ends)
         return ends
 
     def _parts(self, table: Timetable, plan: DecodePlan, reuse_rate: float, tiers: tuple[Tier, ...]) -> list[Parts]:
         """Returns the parts of every stage; `tiers` says where each layer's KV lies."""
         missing = plan.sequences * plan.blocks_per_selection * (1 - reuse_rate)
         by_tier = {
-            tier: {kind: KINDS[kind].parts(_Prices(self, plan, tier, missing)) for kind in table.kinds}
+            tier: {kind: KINDS[kind].parts(_Prices(self.queues, plan, tier, missing)) for kind in table.kinds}
             for tier in dict.fromkeys(tiers)
         }
         return [by_tier[tiers[stage.layer]][stage.kind] for stage in table.stages]
-
-    # --- a queue's work ----------------------------------------------------------------------------------------------
-
-    def _op_s(self, op: Op) -> float:
-        return self._spec.dispatch_s + self._costs.cost(op).duration_s
-
-    def work(self, op: Op) -> Parts:
-        """Returns what an op takes of the processor."""
-        return (Part("processor", self.op_s(op)),)
-
-    def move(self, plan: DecodePlan, lengths: np.ndarray, source: Tier, to: Tier) -> Parts:
-        """Returns what a move of byte ranges takes, which are read or written by commands of these lengths."""
-        if source == to or not len(lengths):
-            return ()
-        each_bytes = int(lengths.mean())
-        if plan.roles.placement.mapped or lengths.min() == lengths.max():
-            return tuple(self.leg(plan, leg, len(lengths), each_bytes) for leg, _ in self.legs(source, to))
-        return tuple(self._leg_of(plan, leg, lengths) for leg, _ in self.legs(source, to))
-
-    def _leg_of(self, plan: DecodePlan, leg: Leg, lengths: np.ndarray) -> Part:
-        like = self.leg(plan, leg, 1, int(lengths[0]))
-        if leg == "copy":
-            return like._replace(seconds=copy_s(float(lengths.sum()), *self._copies))
-        assert self._curves is not None
-        return like._replace(seconds=self._curves.batch_s(lengths, leg == "write", self._miss_s(plan)))
-
-    def leg(self, plan: DecodePlan, leg: Leg, commands: float, each_bytes: int) -> Part:
-        """Returns a read, write or copy of `commands` byte ranges of one length."""
-        if leg == "copy":
-            return Part("copies", copy_s(commands * each_bytes, *self._copies, commands))
-        storage = self._device.storage
-        if storage is None:
-            raise InputError(f"device {self._device.name} has no storage; its profile needs a `storage`")
-        miss_s = self._miss_s(plan)
-        if plan.roles.placement.mapped:
-            # One fault after the other; all pages do, as each is used once a token.
-            faults = commands * each_bytes / READ_AHEAD_BYTES
-            return Part("storage", faults * self._leg_s(leg, 1, READ_AHEAD_BYTES, miss_s))
-        whole = max(1, round(commands))
-        seconds = self._leg_s(leg, whole, each_bytes, miss_s) * commands / whole
-        return Part("writes" if leg == "write" and storage.duplex == "full" else "storage", seconds)
-
-    def _miss_s(self, plan: DecodePlan) -> float:
-        storage = self._device.storage
-        return map_miss_s(storage.map, plan.layout.file_bytes) if storage is not None and storage.map else 0.0
-
-    def _leg_without_cache_s(self, leg: Leg, commands: int, each_bytes: int, miss_s: float) -> float:
-        assert self._curves is not None
-        return self._curves.batch_s(np.full(commands, each_bytes), leg == "write", miss_s)
-
-    def legs(self, source: Tier, to: Tier) -> Sequence[tuple[Leg, Tier]]:
-        return legs(source, to, through_host=not self._device.memory.unified)
 
 
 @dataclass(frozen=True)
 class _Prices:
     """The mean step of a plan, for layers whose KV lies in one tier."""
 
-    _delays: Delays
+    _queues: QueueWork
     plan: DecodePlan
     tier: Tier
     missing: float = 0.0
 
     def work(self, op: Op) -> Parts:
-        return self._delays.work(op)
+        return self._queues.work(op)
 
     def move(self, commands: float, each_bytes: int, source: Tier, to: Tier) -> Parts:
         if source == to:
             return ()
-        return tuple(self._delays.leg(self.plan, leg, commands, each_bytes) for leg, _ in self._delays.legs(source, to))
+        return tuple(self._queues.leg(self.plan, leg, commands, each_bytes) for leg, _ in self._queues.legs(source, to))
 
 
 def _queued(parts: Parts, ends: dict[Queue, float]) -> float:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from functools import cached_property
 
-from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.queue_work import QueueWork
 from kvferry.pipelines.decoding.replay import Replay
 from kvferry.pipelines.decoding.runtimes import on_runtime
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -29,7 +29,7 @@ class Elsewhere:
         speeds while it runs, or the plan there has far more slots or far fewer."""
         if not self._may or self._planned_otherwise(other):
             return None
-        there = self._replay.seconds(_delays(other))
+        there = self._replay.seconds(_queues(other))
         prefill, decoding = (one / own if own else 1.0 for one, own in zip(there, self._own, strict=True))
         return _Stretched(self._run, prefill, decoding).run
 
@@ -58,7 +58,7 @@ class Elsewhere:
 
     @cached_property
     def _own(self) -> tuple[float, float]:
-        return self._replay.seconds(_delays(self._scenario))
+        return self._replay.seconds(_queues(self._scenario))
 
 
 def together(run: Run) -> bool:
@@ -79,8 +79,8 @@ def _plan(scenario: Scenario) -> DecodePlan:
     return plan_for(scenario, DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values))
 
 
-def _delays(scenario: Scenario) -> Delays:
-    return Delays(on_runtime(scenario).device, scenario.model, scenario.costs.truth)
+def _queues(scenario: Scenario) -> QueueWork:
+    return QueueWork(on_runtime(scenario).device, scenario.model, scenario.costs.truth)
 
 
 class _Stretched:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvferry.machine.ops import Op
-from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.noted import Noted, Notes
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Parts
+from kvferry.pipelines.decoding.queue_work import QueueWork
 from kvferry.pipelines.decoding.timetable import Step, timed
 from kvferry.sim.storage import commands_of
 from kvferry.specs.storage import StorageSpec
@@ -25,9 +25,9 @@ class Replay:
     def __init__(self, noted: Noted, plan: DecodePlan, storage: StorageSpec | None) -> None:
         self._prefill, self._steps = (_List(notes, plan, storage) for notes in (noted.prefill, noted.steps))
 
-    def seconds(self, delays: Delays) -> tuple[float, float]:
+    def seconds(self, queues: QueueWork) -> tuple[float, float]:
         """Returns what prefill and the noted steps take on a device."""
-        return self._prefill.all_s(delays), self._steps.awaited_s(delays)
+        return self._prefill.all_s(queues), self._steps.awaited_s(queues)
 
 
 class _List:
@@ -48,21 +48,21 @@ class _List:
                 lengths = extents.arrays[1] if storage is None else commands_of(extents, storage)[1]
                 self._works.append((lengths, entry.work.source, entry.work.to))
 
-    def all_s(self, delays: Delays) -> float:
-        return max((end_s for _, end_s in self._times(delays)), default=0.0)
+    def all_s(self, queues: QueueWork) -> float:
+        return max((end_s for _, end_s in self._times(queues)), default=0.0)
 
-    def awaited_s(self, delays: Delays) -> float:
+    def awaited_s(self, queues: QueueWork) -> float:
         """Returns when the last thing has ended that was waited for."""
-        return self._times(delays)[self._last][1] if self._last >= 0 else 0.0
+        return self._times(queues)[self._last][1] if self._last >= 0 else 0.0
 
-    def _times(self, delays: Delays) -> Sequence[tuple[float, float]]:
-        parts = tuple(self._parts(work, delays) for work in self._works)
+    def _times(self, queues: QueueWork) -> Sequence[tuple[float, float]]:
+        parts = tuple(self._parts(work, queues) for work in self._works)
         # Many a device differs in prefill alone, or in steps.
-        key = parts, tuple(delays.beside.items()), tuple(delays.beside_processor.items())
+        key = parts, tuple(queues.beside.items()), tuple(queues.beside_processor.items())
         if key not in self._known:
-            times = timed(self._steps, parts, delays.beside, beside_processor=delays.beside_processor)
+            times = timed(self._steps, parts, queues.beside, beside_processor=queues.beside_processor)
             self._known[key] = times.stages
         return self._known[key]
 
-    def _parts(self, work: Op | tuple[np.ndarray, Tier, Tier], delays: Delays) -> Parts:
-        return delays.work(work) if isinstance(work, Op) else delays.move(self._plan, *work)
+    def _parts(self, work: Op | tuple[np.ndarray, Tier, Tier], queues: QueueWork) -> Parts:
+        return queues.work(work) if isinstance(work, Op) else queues.move(self._plan, *work)

@@ -150,7 +150,7 @@ class LockStepFlow:
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         self._check_room()
         hold_workspace(world.machine, self._scenario, self._plan.roles)
-        self._check_attention(world.machine)
+        _check_attention(world.machine, self._plan)
         _check_memory(world.machine, self._scenario, self._plan)
         output = self._scenario.decode.workload.output
         if self._wants_spread and world.shortcuts.may_skip:
@@ -189,17 +189,6 @@ class LockStepFlow:
             rest = output - 1 - sum(map(sum, parts))
             yield from self._decode.run_parts([*parts, (max(0, rest - 1), 0)])
 
-    def _check_attention(self, machine: Machine) -> None:
-        """Raises OutOfMemory where there is no room for scores of the prompts, or copies of a layer's KV."""
-        plan, peak = self._plan, Peak(self._plan.roles, self._plan.model)
-        at_end_bytes = peak.decode_bytes(plan.sequences * plan.most_tokens)
-        wanted_bytes = max(peak.prefill_bytes(plan.sequences, plan.context), at_end_bytes)
-        lease = machine.memory.reserve(wanted_bytes, "workspace: attention")
-        if isinstance(lease, Refused):
-            raise OutOfMemory(f"attention: {lease}")
-        # Beside the KV that is there with it, less than at the end of the output.
-        lease.release()
-
     def left(self, world: World, end: Totals) -> Left:
         plan, times_s, output = self._plan, self._times_s, self._scenario.decode.workload.output
         half, half_step, end = self._half, half_of(self._steps), self._end or end
@@ -230,13 +219,13 @@ class LockStepFlow:
             reuses=plan.roles.selective and plan.roles.residency.keeps,
             longest_access=0 if self._decode is None else self._decode.record.longest_access,
             space_overhead=None if self._decode is None else self._decode.now.blocks.space_overhead,
-            attention_mass=self._attention_mass(end_counts),
+            attention_mass=_attention_mass(plan, end_counts),
             recall=self._recall.mean,
             noted=self._noted,
         )
         prefill_s = None if self._decode is None else self._decode.record.prefill_s
         notes = (
-            *notes_on(self._scenario, plan, self._runtime, world.shortcuts, self._filled),
+            *notes_on(self._scenario, plan, self._runtime, world.shortcuts, _filled(plan, self._decode)),
             *([ALL_DECODED] if self._whole_instead else []),
         )
         return Left(requests=_records(plan, prefill_s, times_s), decoded=decoded, notes=notes)
@@ -249,14 +238,6 @@ class LockStepFlow:
     @property
     def _times_s(self) -> tuple[float, ...]:
         return () if self._decode is None else tuple(self._decode.record.token_times_s)
-
-    @property
-    def _filled(self) -> float:
-        """Returns the share of the slots of reuse buffers that were ever given to a block."""
-        slots = self._plan.model.layers * self._plan.rows * self._plan.staying.slots
-        if self._decode is None or not slots or "device" in self._plan.tiers:
-            return 1.0
-        return min(1.0, (self._decode.record.blocks_wanted - self._decode.record.blocks_reused) / slots)
 
     def _counts(self) -> dict[str, float]:
         if self._decode is None:
@@ -271,16 +252,37 @@ class LockStepFlow:
             counts["cut_read_bytes"] = record.cut_entries * entry_bytes
         return counts
 
-    def _attention_mass(self, counts: Mapping[str, float]) -> AttentionMass | None:
-        if not counts.get("attendable"):
-            return None
-        return attention_mass_in(self._plan, counts["attended"] / counts["attendable"])
-
     def _check_room(self) -> None:
         storage, file_bytes = self._scenario.device.storage, self._plan.file_bytes
         if storage is not None and storage.capacity_bytes is not None and file_bytes > storage.capacity_bytes:
             what = f"the KV takes {file_bytes / 2**30:,.2f} GiB of storage"
             raise Infeasible(f"{what}, {storage.name} holds {storage.capacity_bytes / 2**30:,.2f} GiB")
+
+
+def _check_attention(machine: Machine, plan: DecodePlan) -> None:
+    """Raises OutOfMemory where there is no room for scores of the prompts, or copies of a layer's KV."""
+    peak = Peak(plan.roles, plan.model)
+    at_end_bytes = peak.decode_bytes(plan.sequences * plan.most_tokens)
+    wanted_bytes = max(peak.prefill_bytes(plan.sequences, plan.context), at_end_bytes)
+    lease = machine.memory.reserve(wanted_bytes, "workspace: attention")
+    if isinstance(lease, Refused):
+        raise OutOfMemory(f"attention: {lease}")
+    # Beside the KV that is there with it, less than at the end of the output.
+    lease.release()
+
+
+def _filled(plan: DecodePlan, decode: LockStepDecode | None) -> float:
+    """Returns the share of the slots of reuse buffers that were ever given to a block."""
+    slots = plan.model.layers * plan.rows * plan.staying.slots
+    if decode is None or not slots or "device" in plan.tiers:
+        return 1.0
+    return min(1.0, (decode.record.blocks_wanted - decode.record.blocks_reused) / slots)
+
+
+def _attention_mass(plan: DecodePlan, counts: Mapping[str, float]) -> AttentionMass | None:
+    if not counts.get("attendable"):
+        return None
+    return attention_mass_in(plan, counts["attended"] / counts["attendable"])
 
 
 def half_of(tokens: int) -> int:

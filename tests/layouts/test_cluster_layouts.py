@@ -396,7 +396,7 @@ def test_the_check_sees_blocks_that_overlap() -> None:
     with pytest.raises(AssertionError):
         blocks.check()
     pairs = placed(DualHeadLayout, most_tokens=4)
-    pairs._partner[0, 1] = -1
+    pairs._shared.partner[0, 1] = -1
     with pytest.raises(AssertionError):
         pairs.check()
 

@@ -50,7 +50,7 @@ class Moves:
 
     def move(self, commands: float, each_bytes: int, source: Tier, to: Tier) -> Parts:
         assert (source, to) == ("storage", "device")
-        return (self.delays.leg(self.plan, "read", commands, each_bytes),)
+        return (self.delays.queues.leg(self.plan, "read", commands, each_bytes),)
 
 
 def plan_and_delays(wanted: Scenario) -> tuple[DecodePlan, Delays]:

@@ -11,11 +11,11 @@ import pytest
 from kvferry.analysis.metrics import metrics_for
 from kvferry.machine.ops import Bookkeep, Extents, Op
 from kvferry.machine.ticket import Ticket
-from kvferry.pipelines.decoding.delays import Delays
 from kvferry.pipelines.decoding.elsewhere import Elsewhere, as_first_tokens, together
 from kvferry.pipelines.decoding.noted import NOTED_STEPS, Move, Noted, Notes, noted_steps
 from kvferry.pipelines.decoding.plan import DecodePlan
 from kvferry.pipelines.decoding.prices import Part, Parts
+from kvferry.pipelines.decoding.queue_work import QueueWork
 from kvferry.pipelines.decoding.replay import Replay
 from kvferry.pipelines.decoding.runtimes import on_runtime, others
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
@@ -31,7 +31,7 @@ from kvferry.specs.tier import Tier
 ON_NVME = ["device.storage=nvme", "workload.decoded=24"]
 
 
-class ByHand(Delays):
+class ByHand(QueueWork):
     """An op takes 3 s, and a move one second for each of its commands and five for a copy."""
 
     def __init__(self, faster: float = 1.0) -> None:
@@ -118,8 +118,8 @@ def test_noted_steps_come_to_what_they_took(case: str) -> None:
     decoded = run.decoded
     assert decoded is not None and decoded.noted is not None
     plan = plan_for(scenario, DECODE_SYSTEMS[scenario.system].with_policies(scenario.policy_values))
-    delays = Delays(on_runtime(scenario).device, scenario.model, scenario.costs.truth)
-    _, ours_s = Replay(decoded.noted, plan, scenario.device.storage).seconds(delays)
+    queues = QueueWork(on_runtime(scenario).device, scenario.model, scenario.costs.truth)
+    _, ours_s = Replay(decoded.noted, plan, scenario.device.storage).seconds(queues)
     times_s = decoded.carried_out_s
     assert times_s is not None
     first, behind = noted_steps(len(times_s) - 1)
