@@ -18,8 +18,8 @@ Foretold = Callable[[Op], Ticket]
 
 
 class AlikeLayers:
-    """The layers of a batch, by which of them are alike. Until they are told apart, each is like itself alone, and decided by
-    itself."""
+    """The layers of a batch, by which of them are alike. Until they are told apart, each is like itself alone, and
+    decided by itself."""
 
     def __init__(self, layers: Sequence[LayerState]) -> None:
         self._layers = layers
