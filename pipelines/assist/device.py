@@ -133,7 +133,7 @@ class Device:
         least_s = self._pace.least_s(story, refined, refined - beginning, beginning)
         cloud = yield from self._asked(machine, story, least_s)
         here = story.behind.here
-        ready_s = env.now + self._estimates.start_s + (self._estimates.prefill_s(beginning, here) if beginning else 0.0)
+        ready_s = env.now + self._estimates.start_s + self._estimates.prefill_s(beginning, here)
         before = self._started(machine, story)
         if beginning:
             before = (self._prefill(machine, story, beginning, 0, before),)
@@ -345,7 +345,7 @@ class Device:
 
     def _expected_s(self, machine: Machine, ready_s: float, rest: int, before: int) -> float:
         """When the device's own first token is expected, where it can prefill the rest of a prompt from `ready_s`."""
-        return max(ready_s, machine.env.now) + (self._estimates.prefill_s(rest, before) if rest else 0.0)
+        return max(ready_s, machine.env.now) + self._estimates.prefill_s(rest, before)
 
     def _paced(self, story: Story, answer: Answer, refined: int, expected_s: float, said: Message) -> None:
         """Show tokens at the pace of Eq. 4; as they come, where all are to come from the cloud."""
@@ -366,7 +366,7 @@ class Device:
         """The same before the mask is there, no faster than the cloud was asked for."""
         unpacked_s = machine.env.now + self._pace.mask_s(story) + self._workload.handling.unpack_token_s * story.prompt
         rest, here = refined - beginning, story.behind.here
-        expected_s = max(ready_s, unpacked_s) + (self._estimates.prefill_s(rest, here + beginning) if rest else 0.0)
+        expected_s = max(ready_s, unpacked_s) + self._estimates.prefill_s(rest, here + beginning)
         self._paced(story, answer, refined, expected_s, said)
         if story.pace_s is not None and least_s is not None and story.pace_s < least_s:
             story.pace_s = least_s

@@ -94,13 +94,14 @@ class _Made:
     estimates: Estimates
 
 
-# By one key, of the last run.
-_LAST: dict[str, _Made] = {}
+# Of the last run.
+_last: _Made | None = None
 
 
 def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | None, serving: Serving) -> Estimates:
     """Returns those of the run before where it differs in nothing that they go by: parts of many cells, or seeds, are
     run one after the other, and for each problem P of thousands of prompts would be solved."""
+    global _last
     measured = [
         processor.measured for one in (scenario, seen, decodes) if one for processor in one.device.processors.values()
     ]
@@ -110,9 +111,9 @@ def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | No
     # Equal specs may differ in what their file says, of which estimates have notes.
     said = scenario.workload.model_fields_set - {"first_cell"}
     of = (*(one and _whatever_is_drawn(one) for one in (scenario, seen, decodes)), serving, said)
-    made = _LAST.get("run")
+    made = _last
     if made is None or made.of != of:
-        made = _LAST["run"] = _Made(of, Estimates(scenario, seen, decodes, serving))
+        _last = made = _Made(of, Estimates(scenario, seen, decodes, serving))
     return made.estimates
 
 
