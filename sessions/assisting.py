@@ -12,8 +12,6 @@ from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.device import Device
 from kvferry.pipelines.assist.roles import Roles, promise, serve
 from kvferry.pipelines.assist.systems import AssistSystem
-from kvferry.policies.assist.fallback import Fallback
-from kvferry.policies.assist.optimiser import Setting
 from kvferry.sessions.answering import Answered, Ask, InMemory, Process, attends_to_all, leased, read_prompt
 from kvferry.specs.assist import MOST_ASSISTED_TOKENS, AssistBudget, AssistLive, AssistSpec
 from kvferry.specs.errors import OutOfMemory
@@ -50,8 +48,6 @@ class Assisted:
         self._device = self._roles.device(_OfTurns)
         self._device.kernel = alone.kernel
         self._cloud: Cloud | None = None
-        # By what is known and what is new.
-        self._settings: dict[tuple[Behind, int], Setting | Fallback] = {}
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -100,9 +96,7 @@ class Assisted:
             began_s=now_s,
             behind=behind,
         )
-        if (behind, new) not in self._settings:
-            self._settings[behind, new] = self._roles.estimates.help(new, self._link, self._system.assist, behind)
-        promise(story, self._settings[behind, new])
+        promise(story, self._roles.estimates.help(new, self._link, self._system.assist, behind))
         if story.tokens and not story.planned:
             # The device needs the KV of the turn. All tokens come from the cloud, and it takes them in as well.
             story.planned = story.tokens
