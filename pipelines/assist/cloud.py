@@ -122,11 +122,11 @@ class Cloud:
         ``cloud_batch``: requests that decoded together, in the mean over all steps; 0 without any."""
         if not self.served:
             return {}
-        took_s, steps = self.served_by_s - since_s, sum(one.steps for one in self._decoding)
+        took_s, steps = self.served_by_s - since_s, sum(one.turns.steps for one in self._decoding)
         figures = {
             "cloud_throughput_requests_per_s": self.served / took_s,
             "slot_occupancy": self.held_s / (self.slots.all * took_s),
-            "cloud_batch": sum(one.decoded for one in self._decoding) / steps if steps else 0.0,
+            "cloud_batch": sum(one.turns.decoded for one in self._decoding) / steps if steps else 0.0,
             "cloud_latency_s": self.held_s / self.served,
         }
         if self._serving.prefix_caching:
@@ -224,7 +224,7 @@ class Cloud:
         mask: str | None = None if refining is None or apart else (yield refining)
         if place is not None and held.prompt.is_lost and (moved is None or not moved.processed):
             raise Down("an instance has been down, and the prompt's KV is lost")
-        turn, kept_s = None, self._decoding[0].kept_s(context + tokens)
+        turn, kept_s = None, self._decoding[0].holders.kept_s(context + tokens)
         paced = asked["pace_s"] is not None and not asked["drafts"]
         if moved is not None and (paced or asked.get("moved")):
             yield moved
@@ -294,20 +294,17 @@ class Cloud:
         assert held.request is not None
         self._balance.add(instance, prompt)
         try:
-            if instance.scene != asked["scene"]:
-                lora = Extents([0], [int(self._workload.lora_bytes)])
-                instance.lora, instance.scene = instance.machine.move(lora, "host", "device"), asked["scene"]
-            if instance.lora is not None:
-                yield instance.lora
+            if (lora := instance.lora(asked["scene"], self._workload.lora_bytes)) is not None:
+                yield lora
             known, scene, beginning = asked.get("known", 0), asked["scene"], self._workload.beginning
             caches = self._serving.prefix_caching and beginning > 0 and not known
-            shared = beginning if caches and instance.has_beginning(scene) else 0
+            shared = beginning if caches and instance.kv.has_beginning(scene) else 0
             held.prompt = instance.prefill(
                 held.request, prompt - shared, has_memory=place is not None, before=known + shared
             )
             first: str | None = yield held.prompt.done
             if caches:
-                instance.keep_beginning(scene, beginning)
+                instance.kv.keep_beginning(scene, beginning)
             self.prompt_tokens, self.known_tokens = self.prompt_tokens + prompt, self.known_tokens + shared
         finally:
             self._balance.add(instance, -prompt)
@@ -329,7 +326,7 @@ class Cloud:
         if place is None or place.instance is prefilled.instance:
             return None
         moved = prefilled.instance.machine.move(
-            Extents([0], [round(prefilled.instance.kv_bytes(prompt))]), "device", "host"
+            Extents([0], [round(prefilled.instance.kv.n_bytes(prompt))]), "device", "host"
         )
         assert moved.callbacks is not None
         moved.callbacks.append(lambda _: prefilled.free())
