@@ -171,8 +171,10 @@ class Estimates:
 
     def _waited(self, prompt: int, ratio: float, wanted: Help, behind: Behind = NOTHING) -> Patience:
         """How long a device waits for the cloud with a prompt of this length, of which such a part is prefilled."""
+        if (said_s := wanted.patience_s) is None or isinstance(said_s, float | int):
+            return Patience(answer_s=said_s, token_s=said_s)
         there = self.assistance(prompt, ratio, wanted, self._scenario.link, behind)
-        own_prefill_s, planned = self.start_s + self.prefill_s(prompt, behind.here), wanted.patience_s == "planned"
+        own_prefill_s, planned = self.start_s + self.prefill_s(prompt, behind.here), said_s == "planned"
         return patience_of(own_prefill_s=own_prefill_s, cloud_ttft_s=there.cloud_ttft_s, planned=planned)
 
     def _helped(self, prompt: int, link: LinkSpec, wanted: Help, behind: Behind = NOTHING) -> Setting | Fallback:

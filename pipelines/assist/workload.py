@@ -13,6 +13,7 @@ from kvferry.cloud.story import Story
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
+from kvferry.pipelines.assist.device import alone, helped, in_turns, through_the_cloud
 from kvferry.pipelines.assist.promises import beyond_tolerated
 from kvferry.pipelines.assist.queues import Queues
 from kvferry.pipelines.assist.roles import BOTH, DECODE, PREFILL, Roles, promise, serve
@@ -90,7 +91,6 @@ class AssistFlow:
         workload = self._workload = scenario.assist.workload
         self._requests = assisted_requests(workload, scenario.seed).as_they_came(inputs.arrivals)
         self._roles = Roles(scenario, system)
-        self._device = self._roles.device()
         self._cloud: Cloud | None = None
         self._networks = networks_of(workload, scenario.seed)
         self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
@@ -167,7 +167,7 @@ class AssistFlow:
     def _answered(self, world: World, request: int) -> Process:
         story = self._story(request, world.machine.env.now)
         machine = world.crowd.device(story.device, self._links.get(int(self._networks[story.device])))
-        role = self._device.alone
+        role = alone
         if story.tokens and self._coverage is not None:
             self._while_online(world, story, self._coverage)
         if story.tokens:
@@ -176,11 +176,11 @@ class AssistFlow:
                 self._serving[serving] = None
                 serving.callbacks.append(self._serving.pop)
             role = {
-                "helped": self._device.helped if story.planned else self._device.through_the_cloud,
-                "cloud": self._device.through_the_cloud,
-                "in-turns": self._device.in_turns,
+                "helped": helped if story.planned else through_the_cloud,
+                "cloud": through_the_cloud,
+                "in-turns": in_turns,
             }[self._system.answers]
-        yield from role(machine, story)
+        yield from role(self._roles.request(machine, story))
         world.crowd.leave(story.device)
         self._stories.add(story)
         if len(self._stories) % _PROGRESS_REQUESTS == 0:
