@@ -6,35 +6,29 @@ from typing import Literal
 from kvferry.backends.world import World
 from kvferry.cloud.asked import Served
 from kvferry.cloud.story import Behind, Story
-from kvferry.machine.machine import Lease, Machine, Refused
 from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.cloud import Cloud
-from kvferry.pipelines.assist.device import Device
+from kvferry.pipelines.assist.device import helped
+from kvferry.pipelines.assist.own_model import OwnModel
 from kvferry.pipelines.assist.roles import Roles, promise, serve
 from kvferry.pipelines.assist.systems import AssistSystem
-from kvferry.policies.assist.fallback import Fallback
-from kvferry.policies.assist.optimiser import Setting
 from kvferry.sessions.answering import Answered, Ask, InMemory, Process, attends_to_all, leased, read_prompt
 from kvferry.specs.assist import MOST_ASSISTED_TOKENS, AssistBudget, AssistLive, AssistSpec
-from kvferry.specs.errors import OutOfMemory
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.turn import Turn
 
 
-class _OfTurns(Device):
-    """The device's role in a turn: the turn holds its memory, and prompts are read as without help."""
+class _OfTurns(OwnModel):
+    """A device's model in a turn: the turn holds its memory, and prompts are read as without help."""
 
     keeps = True
 
-    def _prefill(self, machine: Machine, story: Story, tokens: int, before: int, after: tuple[Ticket, ...]) -> Ticket:
-        known = story.behind.here + before
-        return read_prompt(machine, self._model, self.kernel, tokens, known, story.request, after)
+    def prefill(self, tokens: int, before: int, after: tuple[Ticket, ...]) -> Ticket:
+        known, model = self._story.behind.here + before, self._scenario.model
+        return read_prompt(self._machine, model, self.kernel, tokens, known, self._story.request, after)
 
-    def _hold(self, machine: Machine, tokens: int) -> Lease:
-        lease = machine.memory.reserve(0.0, "kv")
-        if isinstance(lease, Refused):
-            raise OutOfMemory(str(lease))
-        return lease
+    def hold(self, tokens: int) -> None:
+        super().hold(0)
 
 
 class Assisted:
@@ -46,12 +40,8 @@ class Assisted:
 
     def __init__(self, scenario: Scenario, system: AssistSystem, alone: InMemory, longest: Turn) -> None:
         self._alone, self._system, self._link = alone, system, scenario.link
-        self._roles = Roles(_as_assisted(scenario, longest), system)
-        self._device = self._roles.device(_OfTurns)
-        self._device.kernel = alone.kernel
+        self._roles = Roles(_as_assisted(scenario, longest), system, _OfTurns)
         self._cloud: Cloud | None = None
-        # By what is known and what is new.
-        self._settings: dict[tuple[Behind, int], Setting | Fallback] = {}
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -82,7 +72,9 @@ class Assisted:
         if self._cloud is None:
             self._cloud = self._roles.cloud(world.machines, Served(goes_on=True))
         serve(self._cloud, world.machine, story)
-        yield from self._device.helped(world.machine, story)
+        request = self._roles.request(world.machine, story)
+        request.own.kernel = self._alone.kernel
+        yield from helped(request)
         answered.token_times_s += story.shown_s.tolist()
         answered.came, answered.attention = story.came, attends_to_all(ask)
         for lease in leases:
@@ -100,9 +92,7 @@ class Assisted:
             began_s=now_s,
             behind=behind,
         )
-        if (behind, new) not in self._settings:
-            self._settings[behind, new] = self._roles.estimates.help(new, self._link, self._system.assist, behind)
-        promise(story, self._settings[behind, new])
+        promise(story, self._roles.estimates.help(new, self._link, self._system.assist, behind))
         if story.tokens and not story.planned:
             # The device needs the KV of the turn. All tokens come from the cloud, and it takes them in as well.
             story.planned = story.tokens

@@ -100,7 +100,7 @@ class Admission:
 
     def _give_slot(self, place: Place) -> None:
         self.slots.give_back(place.number)
-        place.instance.leave(place.tokens)
+        place.instance.holders.leave(place.tokens)
 
     def admit(self) -> None:
         """Serve those who wait, as far as what has become free allows."""
@@ -119,14 +119,14 @@ class Admission:
                 never: list[Refused] = never,
             ) -> bool:
                 instance = self._instances[number]
-                if not instance.is_up or not instance.bears(wanted.tokens):
+                if not instance.is_up or not instance.holders.bears(wanted.tokens):
                     return False
                 if wanted.back is not None:
                     leases[number] = wanted.back.lease
                     return number == wanted.back.number
-                lease = instance.reserve(wanted.tokens)
+                lease = instance.kv.reserve(wanted.tokens)
                 if isinstance(lease, Refused):
-                    (refused if instance.holds else never).append(lease)
+                    (refused if instance.kv.is_used else never).append(lease)
                     return False
                 leases[number] = lease
                 return True
@@ -140,7 +140,7 @@ class Admission:
                 # It is told, not those behind it.
                 wanted.granted.fail(OutOfMemory(f"an instance of the cloud: {never[0]}"))
                 continue
-            self._instances[number].take(wanted.tokens)
+            self._instances[number].holders.take(wanted.tokens)
             wanted.granted.succeed(Place(self._instances[number], number, leases[number], wanted.tokens))
 
     def _ask_the_idle(self, *, for_memory: bool) -> None:

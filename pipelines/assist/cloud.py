@@ -33,7 +33,7 @@ from kvferry.pipelines.assist.rest import Mask, say_rest
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.refiner import content_tokens
 from kvferry.policies.assist.serving import Serving, Slots
-from kvferry.specs.assist import AssistSpec, CloudFaultSpec
+from kvferry.specs.assist import AssistSpec
 from kvferry.specs.machine import DownSpec
 
 # Called with the seconds that a request waited for a slot, and those of its prefill and refinement.
@@ -117,11 +117,21 @@ class Cloud:
     def slots(self) -> Slots:
         return self._admission.slots
 
-    @property
-    def batch(self) -> float:
-        """Requests that decoded together, in the mean over all steps; 0 without any."""
-        steps = sum(one.steps for one in self._decoding)
-        return sum(one.decoded for one in self._decoding) / steps if steps else 0.0
+    def figures(self, since_s: float) -> dict[str, float]:
+        """Returns what is said of a cloud that has been asked since then; nothing of one that has served nobody.
+        ``cloud_batch``: requests that decoded together, in the mean over all steps; 0 without any."""
+        if not self.served:
+            return {}
+        took_s, steps = self.served_by_s - since_s, sum(one.turns.steps for one in self._decoding)
+        figures = {
+            "cloud_throughput_requests_per_s": self.served / took_s,
+            "slot_occupancy": self.held_s / (self.slots.all * took_s),
+            "cloud_batch": sum(one.turns.decoded for one in self._decoding) / steps if steps else 0.0,
+            "cloud_latency_s": self.held_s / self.served,
+        }
+        if self._serving.prefix_caching:
+            figures["cloud_prefix_share"] = self.known_tokens / self.prompt_tokens
+        return figures
 
     def goes_down(self, instance: Instance, outages: Sequence[DownSpec]) -> Process:
         """Has an instance be down when `outages` say so, which are in order."""
@@ -163,13 +173,11 @@ class Cloud:
         except (ChannelBroken, simpy.Interrupt):
             # Nobody is left to hear of it.
             return False
-        except Down as error:
-            with suppress(RuntimeError):
-                channel.send(failure(message, error), self._workload.handling.answer_token_bytes)
         except Exception as error:
             with suppress(RuntimeError):
                 channel.send(failure(message, error), self._workload.handling.answer_token_bytes)
-            raise
+            if not isinstance(error, Down):
+                raise
         finally:
             watched.remove(end)
             self._give_back(held)
@@ -199,7 +207,8 @@ class Cloud:
         self._serves.check(prompt=prompt)
         place: Place | None = None
         if needs_slot and not self._apart:
-            place = yield self._wanted(held, context + tokens)
+            held.granted = self._admission.wanted(context + tokens)
+            place = yield held.granted
         began_s = env.now
         first = yield from self._prefilled(asked, held, prompt, place)
         there_s = env.now
@@ -207,14 +216,15 @@ class Cloud:
         # Which the host does, whether or not there is a slot yet.
         refining = self._refined(asked, request, prompt) if asked["ratio"] < 1 else None
         if needs_slot and place is None:
-            place = yield self._wanted(held, context + tokens)
+            held.granted = self._admission.wanted(context + tokens)
+            place = yield held.granted
         placed_s = began_s if place is None or not self._apart else env.now
         moved = self._moved(held.prompt, context, place)
         apart = comes_apart(asked)
         mask: str | None = None if refining is None or apart else (yield refining)
         if place is not None and held.prompt.is_lost and (moved is None or not moved.processed):
             raise Down("an instance has been down, and the prompt's KV is lost")
-        turn, kept_s = None, self._decoding[0].kept_s(context + tokens)
+        turn, kept_s = None, self._decoding[0].holders.kept_s(context + tokens)
         paced = asked["pace_s"] is not None and not asked["drafts"]
         if moved is not None and (paced or asked.get("moved")):
             yield moved
@@ -261,10 +271,6 @@ class Cloud:
         self.served += 1
         self.served_by_s = env.now
 
-    def _wanted(self, held: "_Held", tokens: int) -> simpy.Event:
-        held.granted = self._admission.wanted(tokens)
-        return held.granted
-
     def _give_back(self, held: "_Held") -> None:
         """All that a request holds, once no work on it is under way."""
         for work in (held.prompt, held.turn):
@@ -288,20 +294,17 @@ class Cloud:
         assert held.request is not None
         self._balance.add(instance, prompt)
         try:
-            if instance.scene != asked["scene"]:
-                lora = Extents([0], [int(self._workload.lora_bytes)])
-                instance.lora, instance.scene = instance.machine.move(lora, "host", "device"), asked["scene"]
-            if instance.lora is not None:
-                yield instance.lora
+            if (lora := instance.lora(asked["scene"], self._workload.lora_bytes)) is not None:
+                yield lora
             known, scene, beginning = asked.get("known", 0), asked["scene"], self._workload.beginning
             caches = self._serving.prefix_caching and beginning > 0 and not known
-            shared = beginning if caches and instance.has_beginning(scene) else 0
+            shared = beginning if caches and instance.kv.has_beginning(scene) else 0
             held.prompt = instance.prefill(
                 held.request, prompt - shared, has_memory=place is not None, before=known + shared
             )
             first: str | None = yield held.prompt.done
             if caches:
-                instance.keep_beginning(scene, beginning)
+                instance.kv.keep_beginning(scene, beginning)
             self.prompt_tokens, self.known_tokens = self.prompt_tokens + prompt, self.known_tokens + shared
         finally:
             self._balance.add(instance, -prompt)
@@ -323,7 +326,7 @@ class Cloud:
         if place is None or place.instance is prefilled.instance:
             return None
         moved = prefilled.instance.machine.move(
-            Extents([0], [round(prefilled.instance.kv_bytes(prompt))]), "device", "host"
+            Extents([0], [round(prefilled.instance.kv.n_bytes(prompt))]), "device", "host"
         )
         assert moved.callbacks is not None
         moved.callbacks.append(lambda _: prefilled.free())
@@ -341,7 +344,13 @@ class Cloud:
             if found is None:
                 return
             if breaks is not None and stood + 1 >= breaks.tokens:
-                yield from self._falls_silent(channel, breaks)
+                if breaks.what == "dies":
+                    self._gone = True
+                    channel.close()
+                else:
+                    # Until the device leaves, or has been waiting too long.
+                    yield self._front.env.timeout(_DRAFTS_S)
+                    channel.hang_up()
                 return
             drafted, drafts = found
             if drafts is not None and len(drafts[0]) < stood:
@@ -354,15 +363,6 @@ class Cloud:
             stands = math.floor(drafted_before * asked["accepted"] + _ROUNDING) - stood if said is None else len(said)
             stood += stands
             channel.send({"request": asked["request"], "stands": stands, "said": said}, n_bytes)
-
-    def _falls_silent(self, channel: Channel, fault: CloudFaultSpec) -> Process:
-        """Dies, or stalls until the device leaves or has been waiting too long."""
-        if fault.what == "dies":
-            self._gone = True
-            channel.close()
-            return
-        yield self._front.env.timeout(_DRAFTS_S)
-        channel.hang_up()
 
     def _drafts(
         self, channel: Channel, held: "_Held", undisturbed_s: float

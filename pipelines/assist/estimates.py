@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -47,9 +47,7 @@ def piece_of(tokens: int, before: int) -> Prefill:
 def pieces(tokens: int, before: int, window: int | None) -> Iterator[Prefill]:
     """Prefill of this many tokens behind those `before`, where attention sees so far back; None: all the way. What fits
     the window is one piece; what comes behind it goes in quarters of a window, each seeing a window before."""
-    if window is None:
-        yield piece_of(tokens, before)
-        return
+    window = before + tokens if window is None else window
     while tokens:
         now = min(tokens, window - before if before < window else max(1, window // 4))
         yield piece_of(now, min(before, window))
@@ -127,9 +125,9 @@ class Estimates:
     ) -> None:
         """`cloud`, `decoding`: the scenario as instances that prefill and that decode see it; None: there are none, or
         the same do both."""
-        self._scenario = scenario
+        self._scenario, self._workload = scenario, scenario.assist.workload
         self._here = _priced(scenario.costs.estimate, scenario.device, scenario.model)
-        self._prefill_s, self._tpot_s = lru_cache(_KEPT)(self._prefilled_s), lru_cache(_KEPT)(self._decoded_s)
+        self.prefill_s, self.tpot_s = lru_cache(_KEPT)(self._prefilled_s), lru_cache(_KEPT)(self._decoded_s)
         self.help, self.patience = lru_cache(_KEPT)(self._helped), lru_cache(_KEPT)(self._waited)
         self._window = window_of(scenario.device)
         self.prefilling = None if cloud is None else Prices(cloud)
@@ -147,23 +145,17 @@ class Estimates:
         assert self.decoding is not None
         return self.decoding.kept_s(self.kept_tpot_s, tokens)
 
-    def prefill_s(self, tokens: int, before: int = 0) -> float:
+    def _prefilled_s(self, tokens: int, before: int = 0) -> float:
         """The device's."""
-        return self._prefill_s(tokens, before)
-
-    def _prefilled_s(self, tokens: int, before: int) -> float:
         return sum(self._here(piece) for piece in pieces(tokens, before, self._window))
 
-    def tpot_s(self, context: float) -> float:
-        """The device's."""
-        return self._tpot_s(context)
-
     def _decoded_s(self, context: float) -> float:
+        """The device's time per token."""
         return self._here(DecodeStep(1, context if self._window is None else min(context, self._window)))
 
     def round_s(self, drafted: int) -> float:
         """Until what a device has drafted is with the cloud, and its verdict back."""
-        link, token_bytes = self._scenario.link, self._scenario.assist.workload.handling.answer_token_bytes
+        link, token_bytes = self._scenario.link, self._workload.handling.answer_token_bytes
         sent_s = _sent_s(drafted * token_bytes, link.up or link) + _sent_s(token_bytes, link)
         return round_trips_of(link).mean_s + sent_s
 
@@ -179,38 +171,38 @@ class Estimates:
 
     def _waited(self, prompt: int, ratio: float, wanted: Help, behind: Behind = NOTHING) -> Patience:
         """How long a device waits for the cloud with a prompt of this length, of which such a part is prefilled."""
+        if (said_s := wanted.patience_s) is None or isinstance(said_s, float | int):
+            return Patience(answer_s=said_s, token_s=said_s)
         there = self.assistance(prompt, ratio, wanted, self._scenario.link, behind)
-        own_prefill_s, planned = self.start_s + self.prefill_s(prompt, behind.here), wanted.patience_s == "planned"
+        own_prefill_s, planned = self.start_s + self.prefill_s(prompt, behind.here), said_s == "planned"
         return patience_of(own_prefill_s=own_prefill_s, cloud_ttft_s=there.cloud_ttft_s, planned=planned)
 
     def _helped(self, prompt: int, link: LinkSpec, wanted: Help, behind: Behind = NOTHING) -> Setting | Fallback:
         """What help a prompt of this length gets over a link: as a system wants it, and as problem P has what it leaves
         open."""
-        workload = self._scenario.assist.workload
-        ratio = workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
+        ratio = self._workload.least_ratio if wanted.ratio == "auto" else wanted.ratio
         of = self.assistance(prompt, ratio, wanted, link, behind)
         found, alone = setting_of(of, wanted.tokens, wanted.ratio), self.alone(prompt, behind)
         if isinstance(found, Setting) and "auto" in (wanted.tokens, wanted.ratio):
             found = too_late(of, alone) or found
         if isinstance(found, NoSetting):
-            return fallback(of, found, alone, workload.output, wanted.tokens, wanted.ratio)
+            return fallback(of, found, alone, self._workload.output, wanted.tokens, wanted.ratio)
         return found
 
     def alone(self, prompt: int, behind: Behind = NOTHING) -> Alone:
         """What the device does by itself with a prompt of this length, beside what it must do before it can ask."""
-        ready_s = self.start_s + self.prefill_s(prompt, behind.here) - self._scenario.assist.workload.handling.prepare_s
-        context = behind.here + prompt + self._scenario.assist.workload.output / 2
+        ready_s = self.start_s + self.prefill_s(prompt, behind.here) - self._workload.handling.prepare_s
+        context = behind.here + prompt + self._workload.output / 2
         return Alone(ttft_s=ready_s, tpot_s=self.tpot_s(context))
 
     def mask_s(self, prompt: int, ratio: float, link: LinkSpec | None = None) -> float:
         """How much later than the first token a mask in a message of its own comes."""
-        workload = self._scenario.assist.workload
-        sent_s = _sent_s(mask_bytes(workload, prompt, ratio), link or self._scenario.link)
-        return workload.handling.refine_token_s * prompt + sent_s
+        sent_s = _sent_s(mask_bytes(self._workload, prompt, ratio), link or self._scenario.link)
+        return self._workload.handling.refine_token_s * prompt + sent_s
 
     def least_ratio_note(self, prompt: int) -> str | None:
         """What a scenario's least share of prompts of this length is cut to by the device's window; None: it is not."""
-        least, window = self._scenario.assist.workload.least_ratio, self._window
+        least, window = self._workload.least_ratio, self._window
         if window is None or least * prompt <= window or "least_ratio" not in self._scenario.workload.model_fields_set:
             return None
         what = f"the device's window holds {window:,} of {prompt:,} tokens"
@@ -222,13 +214,11 @@ class Estimates:
         self, prompt: int, ratio: float, wanted: Help, link: LinkSpec, behind: Behind = NOTHING
     ) -> Assistance:
         """Problem P of a prompt, with the bytes of a mask for such a part of it. Quality asks for at least so much of
-        it as the workload says, but for no more than the device's window holds."""
+        it as the workload says, but for no more than the device's window holds. Raises InputError for work that takes
+        no time."""
         assert self.prefilling is not None and self.decoding is not None
-        workload = self._scenario.assist.workload
-        handling = workload.handling
-        least = workload.least_ratio
-        if self._window is not None:
-            least = min(least, self._window / prompt)
+        workload, handling = self._workload, self._workload.handling
+        least = workload.least_ratio if self._window is None else min(workload.least_ratio, self._window / prompt)
         refined = max(1, round(least * prompt))
         sent = behind.here + prompt - behind.there
         cached = workload.beginning if self._serving.prefix_caching and not behind.there else 0
@@ -245,7 +235,11 @@ class Estimates:
             "a token of the cloud's": self.decoding.op_s(DecodeStep(1, behind.here + prompt)),
             "a token of the device's": self.tpot_s(behind.here + refined + workload.output / 2),
         }
-        _check_positive(priced_s)
+        for what, seconds in priced_s.items():
+            if not seconds > 0:
+                # Beyond what was measured, a noisy table may fall to 0.
+                would = "kvferry calibrate without --quick measures closer, and costs: roofline would do"
+                raise InputError(f"costs: {what} comes to {seconds:g} s by the profile's tables; {would}")
         cloud_s, device_s, cloud_tpot_s, device_tpot_s = priced_s.values()
         catch_up_s = None
         if wanted.catch_up == "prefill":
@@ -268,14 +262,6 @@ class Estimates:
             catch_up_s=catch_up_s,
             mask="behind-token" if apart else "with-token",
         )
-
-
-def _check_positive(priced_s: Mapping[str, float]) -> None:
-    """Raises InputError for work that takes no time: beyond what was measured, a noisy table may fall to 0."""
-    for what, seconds in priced_s.items():
-        if not seconds > 0:
-            would = "kvferry calibrate without --quick measures closer, and costs: roofline would do"
-            raise InputError(f"costs: {what} comes to {seconds:g} s by the profile's tables; {would}")
 
 
 def _sent_s(n_bytes: float, way: WaySpec) -> float:

@@ -85,7 +85,7 @@ class Turn:
     def due_s(self) -> float:
         """When the next token is to be there, once the turn has joined."""
         due_s, number = self._due_s
-        there = self.tokens - (self.until - self.instance.steps)
+        there = self.tokens - (self.until - self.instance.turns.steps)
         for _ in range(number, there):
             due_s += self.pace_s
         self._due_s = due_s, there

@@ -10,9 +10,10 @@ from kvferry.cloud.asked import Served
 from kvferry.cloud.story import Story
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
-from kvferry.pipelines.assist.device import Device
+from kvferry.pipelines.assist.device_request import DeviceRequest
 from kvferry.pipelines.assist.estimates import Estimates, names_file
 from kvferry.pipelines.assist.instance import Instance
+from kvferry.pipelines.assist.own_model import OwnModel
 from kvferry.pipelines.assist.systems import AssistSystem
 from kvferry.policies.assist.fallback import Fallback
 from kvferry.policies.assist.optimiser import Setting
@@ -25,10 +26,11 @@ BOTH, PREFILL, DECODE = "cloud", "prefill", "decode"
 
 
 class Roles:
-    """Of a scenario whose workload is assist, under a system. ``prefilling``, ``decoding``: instances by name."""
+    """Of a scenario whose workload is assist, under a system. ``prefilling``, ``decoding``: instances by name. `own`:
+    what a device's model does."""
 
-    def __init__(self, scenario: Scenario, system: AssistSystem) -> None:
-        self._scenario, self._system = scenario, system
+    def __init__(self, scenario: Scenario, system: AssistSystem, own: type[OwnModel] = OwnModel) -> None:
+        self._scenario, self._system, self._own = scenario, system, own
         self.prefilling = _instances(scenario, PREFILL) or _instances(scenario, BOTH)
         self.decoding = _instances(scenario, DECODE) or _instances(scenario, BOTH)
         # Whom devices talk to: the load balancer stands before the first instance.
@@ -38,8 +40,9 @@ class Roles:
         self._cloud_model = scenario.model if seen is None else seen.model
         self.estimates = _estimates(scenario, seen, decodes, system.serving)
 
-    def device(self, of: type[Device] = Device) -> Device:
-        return of(self._scenario, self.estimates, self.front or "", self._system.assist)
+    def request(self, machine: Machine, story: Story) -> DeviceRequest:
+        front, wanted = self.front or "", self._system.assist
+        return DeviceRequest(self._scenario, self.estimates, front, wanted, self._own, machine, story)
 
     def cloud(self, machines: Mapping[str, Machine], serves: Served, numbers: Callable[[int], int] = int) -> Cloud:
         estimates, serving = self.estimates, self._system.serving
@@ -94,13 +97,14 @@ class _Made:
     estimates: Estimates
 
 
-# By one key, of the last run.
-_LAST: dict[str, _Made] = {}
+# Of the last run.
+_last: _Made | None = None
 
 
 def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | None, serving: Serving) -> Estimates:
     """Returns those of the run before where it differs in nothing that they go by: parts of many cells, or seeds, are
     run one after the other, and for each problem P of thousands of prompts would be solved."""
+    global _last
     measured = [
         processor.measured for one in (scenario, seen, decodes) if one for processor in one.device.processors.values()
     ]
@@ -110,9 +114,9 @@ def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | No
     # Equal specs may differ in what their file says, of which estimates have notes.
     said = scenario.workload.model_fields_set - {"first_cell"}
     of = (*(one and _whatever_is_drawn(one) for one in (scenario, seen, decodes)), serving, said)
-    made = _LAST.get("run")
+    made = _last
     if made is None or made.of != of:
-        made = _LAST["run"] = _Made(of, Estimates(scenario, seen, decodes, serving))
+        _last = made = _Made(of, Estimates(scenario, seen, decodes, serving))
     return made.estimates
 
 

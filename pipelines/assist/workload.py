@@ -1,13 +1,9 @@
 """The assist workload: requests of many devices with one cloud, and what they leave behind."""
 
-import math
-from array import array
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
 
-import numpy as np
 import simpy
 
 from kvferry.backends.needs import Needs, Prompts
@@ -17,33 +13,25 @@ from kvferry.cloud.story import Story
 from kvferry.machine.instant import at
 from kvferry.machine.machine import Machine
 from kvferry.pipelines.assist.cloud import Cloud
+from kvferry.pipelines.assist.device import alone, helped, in_turns, through_the_cloud
 from kvferry.pipelines.assist.promises import beyond_tolerated
+from kvferry.pipelines.assist.queues import Queues
 from kvferry.pipelines.assist.roles import BOTH, DECODE, PREFILL, Roles, promise, serve
+from kvferry.pipelines.assist.stories import MOST_STORIES, Stories
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.missing_storage import without_storage
-from kvferry.pipelines.record import Assisted, RequestRecord
+from kvferry.pipelines.record import Assisted
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
-from kvferry.policies.assist.fallback import Fallback
-from kvferry.policies.assist.optimiser import Setting
 from kvferry.scenarios.resolve import Complaint
 from kvferry.specs.assist import AssistSpec
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.assisted import assisted_requests, networks_of
 from kvferry.traces.coverage import Coverage
-from kvferry.traces.request import Request
 
 # Progress is reported every this many requests.
 _PROGRESS_REQUESTS = 64
-# Requests whose tokens a run keeps one by one; of all it keeps figures.
-MOST_STORIES = 1000
-# What is noted of requests that have such a word in their story.
-_NOTES = {
-    "alone": "without the cloud",
-    "beyond": "with other help than problem P has",
-    "happened": "without all of the cloud's help",
-}
 
 
 class Assist:
@@ -96,34 +84,25 @@ class Assist:
 
 
 class AssistFlow:
-    """A Flow. A device answers one request at a time; the ones that come meanwhile wait for it."""
+    """A Flow."""
 
     def __init__(self, scenario: Scenario, system: AssistSystem, progress: Progress, inputs: Inputs) -> None:
         self._scenario, self._system, self._progress = scenario, system, progress
-        workload = scenario.assist.workload
+        workload = self._workload = scenario.assist.workload
         self._requests = assisted_requests(workload, scenario.seed).as_they_came(inputs.arrivals)
         self._roles = Roles(scenario, system)
-        self._device = self._roles.device()
         self._cloud: Cloud | None = None
         self._networks = networks_of(workload, scenario.seed)
+        self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
         self._coverage: Coverage | None = None
         if workload.churn is not None:
             self._coverage = Coverage(workload.churn, scenario.seed, workload.cells, workload.first_cell)
-        self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
-        # By network and prompt's length.
-        self._settings: dict[tuple[int, int], Setting | Fallback] = {}
-        self._busy: dict[int, deque[int]] = {}
-        # Of every request that has ended, a figure for each column; and the first ones' stories.
-        self._figures = array("d")
-        self._stories: list[Story] = []
+        # Of requests that have ended.
+        self._stories = Stories()
         # Requests that the cloud has in hand.
         self._serving: dict[simpy.Event, None] = {}
-        self._done = 0
-        # By attribute of a story: requests that have it, and what the first of them has.
-        self._noted: dict[str, tuple[int, str]] = {}
         # Whether prompts stay on their device, and why.
         self._stays: str | None = None
-        self._all_done: simpy.Event | None = None
 
     @property
     def needs(self) -> Needs:
@@ -132,13 +111,13 @@ class AssistFlow:
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         env = world.machine.env
-        self._stays = _stays(self._scenario.assist.workload, world)
-        self._all_done = env.event()
+        self._stays = _stays(self._workload, world)
+        queues = Queues(world, self._requests, partial(self._answered, world))
         # Where the cloud is elsewhere, the device's role is all that happens here.
         if self._system.needs_a_cloud and self._roles.front in world.machines:
             self._cloud = self._roles.cloud(world.machines, Served())
-        env.process(self._arrivals(world))
-        yield self._all_done
+        env.process(queues.arrive())
+        yield queues.all_done
         # The cloud may hear later than the user that it was the last word.
         yield env.all_of(list(self._serving))
 
@@ -163,117 +142,49 @@ class AssistFlow:
         return served
 
     def left(self, world: World, end: Totals) -> Left:
-        table = np.array(self._figures).reshape(-1, len(_COLUMNS))
-        columns = {name: table[:, n].copy() for n, name in enumerate(_COLUMNS)}
-        n, kept = len(table), len(self._stories)
-        notes = [*self._requests.notes]
-        for key in filter(self._noted.__contains__, _NOTES):
-            found, first = self._noted[key]
-            notes.append(f"{found:,} of {n:,} requests {_NOTES[key]}: {first}")
-        if said := self._roles.estimates.least_ratio_note(int(columns["prompt"].max(initial=0))):
+        stories, estimates, cloud = self._stories, self._roles.estimates, self._cloud
+        columns = stories.columns()
+        notes = [*self._requests.notes, *stories.notes()]
+        if said := estimates.least_ratio_note(int(columns["prompt"].max(initial=0))):
             notes.append(said)
-        estimates, wanted = self._roles.estimates, self._system.assist
-        notes += beyond_tolerated(columns, self._scenario.assist.workload, estimates, wanted)
-        if n > kept:
-            notes.append(f"token by token are kept the first {kept:,} of {n:,} requests")
-        return Left(
-            requests=[
-                RequestRecord(
-                    request=story.request,
-                    arrival_s=story.arrival_s,
-                    first_token_s=story.first_s,
-                    token_times_s=tuple(story.shown_s.tolist()),
-                )
-                for story in sorted(self._stories, key=lambda story: story.request)
-            ],
-            assisted=Assisted(
-                columns=columns,
-                cloud=self._cloud_figures(columns["arrival_s"]),
-                energy_j=world.crowd.stays_j(),
-                answers={one.request: one.answer for one in self._stories if one.answer is not None},
-                devices=self._scenario.assist.workload.devices,
-            ),
-            notes=tuple(notes),
+        notes += beyond_tolerated(columns, self._workload, estimates, self._system.assist)
+        if len(stories) > MOST_STORIES:
+            notes.append(f"token by token are kept the first {MOST_STORIES:,} of {len(stories):,} requests")
+        assisted = Assisted(
+            columns=columns,
+            cloud={} if cloud is None or not len(stories) else cloud.figures(float(columns["arrival_s"].min())),
+            energy_j=world.crowd.stays_j(),
+            answers=stories.answers(),
+            devices=self._workload.devices,
         )
-
-    def _cloud_figures(self, arrivals_s: np.ndarray) -> dict[str, float]:
-        cloud = self._cloud
-        if cloud is None or not cloud.served or not len(arrivals_s):
-            return {}
-        took_s = cloud.served_by_s - float(arrivals_s.min())
-        figures = {
-            "cloud_throughput_requests_per_s": cloud.served / took_s,
-            "slot_occupancy": cloud.held_s / (cloud.slots.all * took_s),
-            "cloud_batch": cloud.batch,
-            "cloud_latency_s": cloud.held_s / cloud.served,
-        }
-        if self._system.serving.prefix_caching:
-            figures["cloud_prefix_share"] = cloud.known_tokens / cloud.prompt_tokens
-        return figures
-
-    def _ended(self, story: Story) -> None:
-        self._figures.extend(_figures_of(story).values())
-        for key in filter(partial(getattr, story), _NOTES):
-            n, first = self._noted.get(key, (0, getattr(story, key)))
-            self._noted[key] = n + 1, first
-        if len(self._stories) < MOST_STORIES:
-            self._stories.append(story)
-        self._done += 1
-        if self._done % _PROGRESS_REQUESTS == 0:
-            self._progress(self._done, len(self._requests))
+        return Left(requests=stories.records(), assisted=assisted, notes=tuple(notes))
 
     def kept(self) -> str:
-        return f"{self._done:,} of {len(self._requests):,} requests"
+        return f"{len(self._stories):,} of {len(self._requests):,} requests"
 
-    # --- requests as they come -----------------------------------------------------------------------------------
+    # --- a request -----------------------------------------------------------------------------------------------
 
-    def _arrivals(self, world: World) -> Process:
-        env, requests = world.machine.env, self._requests
-        for n, (arrival_s, device) in enumerate(
-            zip(requests.arrivals_s.tolist(), requests.devices.tolist(), strict=True)
-        ):
-            if arrival_s > env.now:
-                yield at(env, arrival_s)
-            if not requests.closed:
-                prompt, output = int(requests.prompts[n]), int(requests.outputs[n])
-                world.content.arrived.append(Request(env.now, prompt, output, source=device))
-            if device in self._busy:
-                self._busy[device].append(n)
-            else:
-                self._busy[device] = deque()
-                env.process(self._served(world, device, n))
-
-    def _served(self, world: World, device: int, request: int) -> Process:
-        """A device's requests one after the other, as long as there are any."""
-        more = self._busy[device]
-        while True:
-            story = self._story(request, world.machine.env.now)
-            yield from self._answered(world, story)
-            self._ended(story)
-            if not more:
-                break
-            request = more.popleft()
-        del self._busy[device]
-        if self._done == len(self._requests):
-            assert self._all_done is not None
-            self._all_done.succeed()
-
-    def _answered(self, world: World, story: Story) -> Process:
-        network = int(self._networks[story.device])
-        machine = world.crowd.device(story.device, self._links.get(network))
-        role = self._device.alone
+    def _answered(self, world: World, request: int) -> Process:
+        story = self._story(request, world.machine.env.now)
+        machine = world.crowd.device(story.device, self._links.get(int(self._networks[story.device])))
+        role = alone
         if story.tokens and self._coverage is not None:
             self._while_online(world, story, self._coverage)
         if story.tokens:
             if self._cloud is not None:
-                self._serve(self._cloud, machine, story)
+                serving = serve(self._cloud, machine, story)
+                self._serving[serving] = None
+                serving.callbacks.append(self._serving.pop)
             role = {
-                "helped": self._device.helped if story.planned else self._device.through_the_cloud,
-                "cloud": self._device.through_the_cloud,
-                "in-turns": self._device.in_turns,
+                "helped": helped if story.planned else through_the_cloud,
+                "cloud": through_the_cloud,
+                "in-turns": in_turns,
             }[self._system.answers]
-        yield from role(machine, story)
+        yield from role(self._roles.request(machine, story))
         world.crowd.leave(story.device)
+        self._stories.add(story)
+        if len(self._stories) % _PROGRESS_REQUESTS == 0:
+            self._progress(len(self._stories), len(self._requests))
 
     def _while_online(self, world: World, story: Story, coverage: Coverage) -> None:
         """Keeps an offline device from asking the cloud, and ends its conversation when it goes offline."""
@@ -285,12 +196,6 @@ class AssistFlow:
         goes = at(env, until_s)
         assert goes.callbacks is not None
         goes.callbacks.append(lambda _: story.go_offline())
-
-    def _serve(self, cloud: Cloud, machine: Machine, story: Story) -> None:
-        """Have the cloud of this world wait for the story's request."""
-        serving = serve(cloud, machine, story)
-        self._serving[serving] = None
-        serving.callbacks.append(self._serving.pop)
 
     def _story(self, n: int, now_s: float) -> Story:
         """A request with the help that it is to get."""
@@ -311,16 +216,9 @@ class AssistFlow:
         elif self._system.answers != "helped":
             story.tokens = story.output
         else:
-            promise(story, self._setting(int(self._networks[story.device]), story.prompt))
+            link = self._links.get(int(self._networks[story.device]), self._scenario.link)
+            promise(story, self._roles.estimates.help(story.prompt, link, self._system.assist))
         return story
-
-    def _setting(self, network: int, prompt: int) -> Setting | Fallback:
-        """What help a prompt of this length gets on this network: tabulated (procedure 1)."""
-        key = network, prompt
-        if key not in self._settings:
-            link = self._links.get(network, self._scenario.link)
-            self._settings[key] = self._roles.estimates.help(prompt, link, self._system.assist)
-        return self._settings[key]
 
 
 def _modelled_alone(scenario: Scenario, system: AssistSystem) -> Iterator[Complaint]:
@@ -345,48 +243,3 @@ def _stays(workload: AssistSpec, world: World) -> str | None:
     if workload.privacy is None and world.crowd.private:
         return "workload.privacy is not set, and real prompts stay on the device unless it says may-leave"
     return None
-
-
-def _right(story: Story) -> float:
-    """Whether the answer begins as it should; NaN where that is not known."""
-    if story.wanted is None or story.answer is None:
-        return math.nan
-    return float(story.answer.startswith(story.wanted))
-
-
-def _since(end_s: float | None, start_s: float | None) -> float:
-    return math.nan if end_s is None or start_s is None else end_s - start_s
-
-
-def _figures_of(one: Story) -> dict[str, float]:
-    """What is kept of every request, by column."""
-    shown_s = one.shown_s
-    return {
-        "request": one.request,
-        "arrival_s": one.arrival_s,
-        "began_s": one.began_s,
-        "first_s": _since(one.first_s, 0.0),
-        "own_first_s": _since(one.own_first_s, 0.0),
-        "last_s": float(shown_s[-1]) if len(shown_s) else math.nan,
-        "shown": len(shown_s),
-        "largest_gap_s": float((shown_s[1:] - shown_s[:-1]).max()) if len(shown_s) > 1 else math.nan,
-        "prompt": one.prompt,
-        "tokens": one.tokens,
-        "ratio": one.ratio,
-        "pace_s": math.nan if one.pace_s is None else one.pace_s,
-        "prepared_s": _since(one.asked_s, one.began_s),
-        "answered_s": _since(one.first_s, one.asked_s),
-        "waited_s": one.waited_s if one.tokens else math.nan,
-        "cloud_prefill_s": one.cloud_prefill_s if one.tokens else math.nan,
-        "refined_s": one.refine_s if one.tokens else math.nan,
-        "unpacked_s": _since(one.unpacked_s, one.first_s),
-        "own_prefill_s": _since(one.own_first_s, one.unpacked_s),
-        "came": one.came,
-        "corrected": math.nan if one.corrected is None else one.corrected,
-        "lost": one.happened is not None,
-        "right": _right(one),
-        "response_bytes": one.response_bytes if one.tokens else math.nan,
-    }
-
-
-_COLUMNS = tuple(_figures_of(Story(0, 0, 0, 0, 0, 0.0)))

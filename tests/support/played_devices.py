@@ -62,7 +62,7 @@ class ServedCloud:
 
     def holds_nothing(self) -> bool:
         instances = {*self.cloud._prefilling, *self.cloud._decoding}
-        return not any(self.cloud.slots.held) and not any(one.holds or one.prefilling for one in instances)
+        return not any(self.cloud.slots.held) and not any(one.kv.is_used or one.prefilling for one in instances)
 
 
 class Asked:

@@ -53,7 +53,7 @@ def check(run: Run, clouds: list[Cloud], why: str, lost: int = 1) -> None:
     cloud = clouds[0]
     assert cloud.slots.held == [0]
     (instance,) = cloud._decoding
-    assert (instance._held, instance._held_tokens, instance.holds, instance.prefilling) == (0, 0, False, 0)
+    assert (instance.holders.n, instance.holders._tokens, instance.kv.is_used, instance.prefilling) == (0, 0, False, 0)
 
 
 def once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: Exception) -> None:
@@ -91,7 +91,7 @@ def test_an_op_that_fails_ends_its_requests_and_no_others(
 
     def fails(instance: Instance, op: Any, request: int | None) -> Any:
         # The second step: behind the first token of the stream.
-        wanted = instance.steps == 1 if isinstance(op, DecodeStep) else True
+        wanted = instance.turns.steps == 1 if isinstance(op, DecodeStep) else True
         if type(op).__name__ == what and wanted and not failed:
             failed.append(op)
             raise KvferryError("the accelerator is lost")

@@ -122,7 +122,7 @@ def test_where_memory_is_lacking_one_that_has_not_drafted_for_a_minute_goes() ->
     served = ServedCloud("{name: slots, slots: 4}")
     (instance,) = served.cloud._decoding
     # Room for one request of 1,005 tokens.
-    others = instance.reserve(int(instance.machine.memory.free_bytes / instance.kv_bytes(1)) - 1500)
+    others = instance.kv.reserve(int(instance.machine.memory.free_bytes / instance.kv.n_bytes(1)) - 1500)
     served.asks(0.0, drafts=True)
     healthy = served.asks(1.0)
     until(served, 62.0)
@@ -164,7 +164,7 @@ def test_a_turn_ends_behind_the_step_that_is_under_way() -> None:
     assert gone.first_s is not None
     assert served.holds_nothing()
     (instance,) = served.cloud._decoding
-    assert instance.decoded == 5 + 4
+    assert instance.turns.decoded == 5 + 4
 
 
 def test_one_that_waits_for_a_slot_gives_up_the_memory_of_its_kv() -> None:
@@ -174,9 +174,9 @@ def test_one_that_waits_for_a_slot_gives_up_the_memory_of_its_kv() -> None:
     served.asks(0.0, leaves_s=1.0)
     (prefilling,) = served.cloud._prefilling
     until(served, 0.9)
-    assert prefilling.holds
+    assert prefilling.kv.is_used
     until(served, 1.02)
-    assert not prefilling.holds
+    assert not prefilling.kv.is_used
     served.asks(2.0, tokens=2)
     until(served, 60.0)
     assert served.cloud.served == 2

@@ -167,5 +167,10 @@ def test_all_is_given_back_whatever_memory_slots_and_patience(
     cloud._front.env.run()
     assert not any(cloud.slots.held)
     for instance in {*cloud._prefilling, *cloud._decoding}:
-        assert (instance._held, instance._held_tokens, instance._context, instance.prefilling) == (0, 0, 0, 0)
-        assert (instance.holds, instance.machine.memory.used_bytes) == (False, held_bytes)
+        assert (instance.holders.n, instance.holders._tokens, instance.turns._context, instance.prefilling) == (
+            0,
+            0,
+            0,
+            0,
+        )
+        assert (instance.kv.is_used, instance.machine.memory.used_bytes) == (False, held_bytes)

@@ -13,9 +13,9 @@ from tiny import LIVE_ASSISTED, changed
 
 from kvferry.backends.live.assist.runner import AssistRunner
 from kvferry.model.request_session import RequestSession
-from kvferry.pipelines.assist import device as device_module
+from kvferry.pipelines.assist import device_request
 from kvferry.pipelines.assist.answer import Answer
-from kvferry.pipelines.assist.device import Device
+from kvferry.pipelines.assist.own_model import OwnModel
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.pipelines.workload import Process
@@ -91,19 +91,19 @@ def test_a_refined_prompt_and_corrected_tokens(alone: str) -> None:
 
 
 def test_tokens_taken_in_one_pass_leave_the_answer_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill, caught_up, passes = RequestSession.more, Device._caught_up, list[int]()
+    prefill, caught_up, passes = RequestSession.more, OwnModel.catch_up, list[int]()
 
     def slow(self: RequestSession, *args: Any) -> Any:
         # The cloud's tokens are there before the device has prefilled.
         time.sleep(0.4)
         return prefill(self, *args)
 
-    def counted(self: Device, *args: Any) -> Process:
-        passes.append(len(args[-1]))
+    def counted(self: OwnModel, *args: Any) -> Process:
+        passes.append(len(self._answer))
         return caught_up(self, *args)
 
     monkeypatch.setattr(RequestSession, "more", slow)
-    monkeypatch.setattr(Device, "_caught_up", counted)
+    monkeypatch.setattr(OwnModel, "catch_up", counted)
     asked = LIVE["policies"]["assist"]
     decoded, at_once = (ran(policies={"assist": {**asked, "catch_up": how}}) for how in ("decode", "prefill"))
     assert passes == [5] and said(at_once) == said(decoded)
@@ -141,7 +141,7 @@ class Refining:
 
         patch.setattr(AssistRunner, "_refine", slowly)
         patch.setattr(Answer, "came", counted)
-        patch.setattr(device_module, "_MASK_S", patience_s)
+        patch.setattr(device_request, "_MASK_S", patience_s)
 
     def over(self) -> None:
         self._enough.set()
@@ -170,15 +170,15 @@ def test_nothing_comes_behind_the_token_at_which_a_cloud_falls_silent(
 
 
 def test_a_mask_that_comes_when_it_has_been_given_up_is_of_no_use(monkeypatch: pytest.MonkeyPatch, alone: str) -> None:
-    refining, prefill = Refining(monkeypatch, told=99, patience_s=0.2), Device._prefill
+    refining, prefill = Refining(monkeypatch, told=99, patience_s=0.2), OwnModel.prefill
 
-    def then(self: Device, *args: Any) -> Any:
+    def then(self: OwnModel, *args: Any) -> Any:
         # The whole prompt, at once, without it.
-        if args[3]:
+        if args[1]:
             refining.over()
         return prefill(self, *args)
 
-    monkeypatch.setattr(Device, "_prefill", then)
+    monkeypatch.setattr(OwnModel, "prefill", then)
     with deadline(120):
         run = ran(device=SLOW, policies=BEHIND)
     assert said(run) == alone
