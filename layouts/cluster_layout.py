@@ -251,17 +251,14 @@ class PlacedClusters(CountedClusters):
     def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
         """The first places of a layer's blocks, whose tokens are counted; `rows` of all layers."""
 
-    @abstractmethod
     def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
         """Returns how (row, block)s of a layer are read; what is in page buffers is not."""
+        return self.reads_together([(np.array([layer]), rows, blocks)])[0][0]
 
-    def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
-        """Returns how the same (row, block)s of several layers are read, whose blocks have the same tokens."""
-        return [self.reads(int(layer), rows, blocks) for layer in layers]
-
+    @abstractmethod
     def reads_together(self, wanted: Sequence[Wanted]) -> list[list[Reads]]:
-        """The same of several lists of layers, each with its own (row, block)s."""
-        return [self.reads_alike(*one) for one in wanted]
+        """Returns how the same (row, block)s of several layers are read, whose blocks have the same tokens; of several
+        lists of layers, each with its own (row, block)s."""
 
     @abstractmethod
     def whole(self, layer: int) -> Pieces:
@@ -327,9 +324,16 @@ class PlacedClusters(CountedClusters):
     ) -> Pieces:
         """The same, for a row of all layers and a number for the new block."""
 
-    @abstractmethod
     def open(self, layer: int, row: int, tokens: int) -> tuple[int, Pieces]:
         """Opens a block of `tokens`; returns its number. InputError when there is no room."""
+        flat = self._row(layer, row)
+        new = self._number(flat)
+        self.counted.new_bytes += tokens * self.like.token_bytes
+        return new, self._counted(self._open(flat, new, tokens))
+
+    @abstractmethod
+    def _open(self, row: int, new: int, tokens: int) -> Pieces:
+        """The same, for a row of all layers and the new block's number."""
 
     def open_together(
         self, layer: int, row: int, tokens: Sequence[int], labels: np.ndarray | None = None

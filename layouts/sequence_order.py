@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters, up
+from kvferry.layouts.layout import Wanted
 from kvferry.layouts.pieces import Pieces, Reads, gathered
+from kvferry.layouts.ranks import ranks
 from kvferry.specs.errors import InputError
 
 
@@ -48,17 +50,17 @@ class SequenceOrder(PlacedClusters):
     def taken_bytes(self) -> int:
         return int(up(self._lengths * self.like.token_bytes, self.like.alignment_bytes).sum())
 
-    def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
-        return self.reads_alike(np.array([layer]), rows, blocks)[0]
+    def reads_together(self, wanted: Sequence[Wanted]) -> list[list[Reads]]:
+        return [self._reads_alike(*one) for one in wanted]
 
-    def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
+    def _reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
         like, layer = self.like, int(layers[0])
         owner = self._of_layer(self._owner, layer)
         # The last column is that of tokens that have not come.
         wanted = np.zeros((like.rows, like.blocks + 1), bool)
         wanted[rows, blocks] = True
         found = np.flatnonzero(np.take_along_axis(wanted, owner, axis=1))
-        offsets = _offsets(like, layer * like.rows + found // owner.shape[1], found % owner.shape[1])
+        offsets = self._offsets(layer * like.rows + found // owner.shape[1], found % owner.shape[1])
         ones = np.ones(len(offsets), np.int64)
         begins, lengths, entries = gathered(offsets, ones, like.token_bytes, like.alignment_bytes)
         # As it is now: a machine may ask later.
@@ -69,13 +71,13 @@ class SequenceOrder(PlacedClusters):
                 begins + (one - layer) * layer_bytes,
                 lengths,
                 entries,
-                partial(_pieces_of, like, one, owner, rows, blocks),
+                partial(self._pieces_of, one, owner, rows, blocks),
             )
             for one in layers.tolist()
         ]
 
     def whole(self, layer: int) -> Pieces:
-        return _all(self.like, layer, self._of_layer(self._owner, layer))
+        return self._all(layer, self._of_layer(self._owner, layer))
 
     def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Pieces:
         flat = self._row(layers, rows)
@@ -83,11 +85,8 @@ class SequenceOrder(PlacedClusters):
         nth = np.tile(np.arange(tokens), len(flat))
         return self._counted(self._taken_in(np.repeat(flat, tokens), np.repeat(blocks, tokens), nth))
 
-    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Pieces]:
-        flat = self._row(layer, row)
-        new = self._number(flat)
-        self.counted.new_bytes += tokens * self.like.token_bytes
-        return new, self._counted(self._taken_in(np.full(tokens, flat), np.full(tokens, new), np.arange(tokens)))
+    def _open(self, row: int, new: int, tokens: int) -> Pieces:
+        return self._taken_in(np.full(tokens, row), np.full(tokens, new), np.arange(tokens))
 
     def open_together(
         self, layer: int, row: int, tokens: Sequence[int], labels: np.ndarray | None = None
@@ -97,28 +96,24 @@ class SequenceOrder(PlacedClusters):
         flat = self._row(layer, row)
         new = np.array([self._number(flat) for _ in tokens])
         self.counted.new_bytes += len(labels) * self.like.token_bytes
-        nth = np.array([np.count_nonzero(labels[:at] == label) for at, label in enumerate(labels)], np.int64)
         rows = np.full(len(labels), flat)
-        return [self._counted(self._taken_in(rows, new[labels], nth, np.arange(len(labels))))]
+        return [self._counted(self._taken_in(rows, new[labels], ranks(labels), np.arange(len(labels))))]
 
     def _split(
         self, row: int, block: int, new: int, stay: int, leave: int, leaves: np.ndarray | None, beside: Collection[int]
     ) -> Pieces:
         if leaves is None:
             leaves = np.arange(stay + leave) >= stay
-        more = np.arange(stay + leave - int(self._tokens[row, block]))
-        came = self._taken_in(np.full(len(more), row), np.full(len(more), block), more)
+        before = int(self._tokens[row, block])
+        more = np.arange(stay + leave - before)
+        rows = np.full(len(more), row)
+        self._taken_in(rows, np.full(len(more), block), more)
         members = np.flatnonzero(self._owner[row] == block)
         self._owner[row, members[leaves]] = new
         self._tokens[row, block], self._tokens[row, new] = stay, leave
-        # They are written as what they have become.
-        tokens = self._lengths[row] - len(more) + more
-        rows = np.full(len(more), row)
-        blocks = self._owner[rows, tokens].astype(np.int64)
-        firsts = np.array(
-            [np.count_nonzero(self._owner[row, :at] == one) for at, one in zip(tokens, blocks, strict=True)], np.int64
-        )
-        return _single(self.like, rows, blocks, firsts, tokens) if len(more) else came
+        # New ones are written as what they have become.
+        parts = np.where(leaves[before:], new, block)
+        return self._single(rows, parts, ranks(leaves)[before:], members[before:])
 
     def check(self) -> None:
         for row, owner in enumerate(self._owner):
@@ -130,12 +125,11 @@ class SequenceOrder(PlacedClusters):
         for n, row in enumerate(rows.tolist()):
             sizes = self._tokens[row]
             owners = np.repeat(np.arange(len(sizes)), sizes)
-            self._check_room(row, len(owners))
+            self._check_room(len(owners))
             self._owner[row] = -1
             if members is None:
                 # Dealt in turn: one of each cluster, then the next of each that has more.
-                turn = np.concatenate([np.arange(size) for size in sizes])
-                self._owner[row, : len(owners)] = owners[np.argsort(turn, kind="stable")]
+                self._owner[row, : len(owners)] = owners[np.argsort(ranks(owners), kind="stable")]
             else:
                 self._owner[row, members[n]] = owners
             self._lengths[row] = len(owners)
@@ -148,55 +142,39 @@ class SequenceOrder(PlacedClusters):
     ) -> Pieces:
         """Places new tokens, each the nth that its block gets, and that its row gets (None: the same)."""
         tokens = self._lengths[rows] + (nth if in_row is None else in_row)
-        if not len(rows):
-            return Pieces.none(self.like.token_bytes)
-        self._check_room(int(rows[tokens.argmax()]), int(tokens.max()) + 1)
+        self._check_room(int(tokens.max(initial=-1)) + 1)
         firsts = self._tokens[rows, blocks] + nth
         self._owner[rows, tokens] = blocks
         np.add.at(self._tokens, (rows, blocks), 1)
         np.add.at(self._lengths, rows, 1)
-        return _single(self.like, rows, blocks, firsts, tokens)
+        return self._single(rows, blocks, firsts, tokens)
 
-    def _check_room(self, row: int, tokens: int) -> None:
+    def _check_room(self, tokens: int) -> None:
         if tokens > self.like.most_row_tokens:
             what = f"a row has room for {self.like.most_row_tokens:,} tokens, {tokens:,} are wanted"
             raise InputError(f"policies.layout: {what}; a longer workload.output makes it longer")
 
+    def _offsets(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        return np.asarray(rows * self.like.row_bytes + tokens * self.like.token_bytes)
 
-def _offsets(like: SequenceLayout, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    return np.asarray(rows * like.row_bytes + tokens * like.token_bytes)
+    def _single(self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray) -> Pieces:
+        """A piece for each of a row's tokens."""
+        layers, of_layer = np.divmod(rows, self.like.rows)
+        ones, down = np.ones(len(rows), np.int64), np.zeros(len(rows), bool)
+        offsets = self._offsets(rows, tokens)
+        return Pieces(layers, of_layer, blocks, firsts, ones, offsets, down, self.like.token_bytes)
 
+    def _all(self, layer: int, owner: np.ndarray) -> Pieces:
+        """The pieces of a layer, given the block of each of its tokens, int[rows, tokens]."""
+        rows, tokens = np.nonzero(owner >= 0)
+        blocks = owner[rows, tokens].astype(np.int64)
+        return self._single(layer * self.like.rows + rows, blocks, ranks(rows * self.like.blocks + blocks), tokens)
 
-def _single(
-    like: SequenceLayout, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray
-) -> Pieces:
-    """A piece for each of a row's tokens."""
-    layers, of_layer = np.divmod(rows, like.rows)
-    ones, down = np.ones(len(rows), np.int64), np.zeros(len(rows), bool)
-    offsets = _offsets(like, rows, tokens)
-    return Pieces(layers, of_layer, blocks, firsts, ones, offsets, down, like.token_bytes)
-
-
-def _all(like: SequenceLayout, layer: int, owner: np.ndarray) -> Pieces:
-    """The pieces of a layer, given the block of each of its tokens, int[rows, tokens]."""
-    rows, tokens = np.nonzero(owner >= 0)
-    blocks = owner[rows, tokens].astype(np.int64)
-    # How many tokens of the same block came before each.
-    places = rows * like.blocks + blocks
-    order = np.argsort(places, kind="stable")
-    grouped = places[order]
-    first = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]]))
-    ranks = np.empty(len(places), np.int64)
-    counts = np.diff(np.append(first, len(grouped)))
-    ranks[order] = np.arange(len(grouped)) - np.repeat(first, counts)
-    return _single(like, layer * like.rows + rows, blocks, ranks, tokens)
-
-
-def _pieces_of(like: SequenceLayout, layer: int, owner: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> Pieces:
-    """Returns pieces of blocks in the order given, each by its tokens."""
-    whole = _all(like, layer, owner)
-    nth = np.full((like.rows, like.blocks), -1)
-    nth[rows, blocks] = np.arange(len(rows))
-    asked = nth[whole.rows, whole.blocks]
-    kept = np.flatnonzero(asked >= 0)
-    return whole.taken(kept[np.lexsort((whole.firsts[kept], asked[kept]))])
+    def _pieces_of(self, layer: int, owner: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> Pieces:
+        """Returns pieces of blocks in the order given, each by its tokens."""
+        whole = self._all(layer, owner)
+        nth = np.full((self.like.rows, self.like.blocks), -1)
+        nth[rows, blocks] = np.arange(len(rows))
+        asked = nth[whole.rows, whole.blocks]
+        kept = np.flatnonzero(asked >= 0)
+        return whole.taken(kept[np.lexsort((whole.firsts[kept], asked[kept]))])

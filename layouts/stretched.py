@@ -79,12 +79,6 @@ class Stretched(PlacedClusters):
         super().__init__(like)
         self._buffers = PageBuffers(like.all_rows, like.blocks, like.page_buffers, like.hot_steps)
 
-    def reads(self, layer: int, rows: np.ndarray, blocks: np.ndarray) -> Reads:
-        return self.reads_alike(np.array([layer]), rows, blocks)[0]
-
-    def reads_alike(self, layers: np.ndarray, rows: np.ndarray, blocks: np.ndarray) -> list[Reads]:
-        return self.reads_together([(layers, rows, blocks)])[0]
-
     def reads_together(self, wanted: Sequence[Wanted]) -> list[list[Reads]]:
         like = self.like
         counts = [len(rows) for layers, rows, _ in wanted for _ in layers]
@@ -157,15 +151,10 @@ class Stretched(PlacedClusters):
         )
         return written.taken(written.tokens > 0).after(moves)
 
-    def open(self, layer: int, row: int, tokens: int) -> tuple[int, Pieces]:
-        flat = self._row(layer, row)
-        new = self._number(flat)
-        moves = self._settle(flat, new, tokens)
-        self._tokens[flat, new] = tokens
-        self.counted.new_bytes += tokens * self.like.token_bytes
-        whole = np.array([tokens])
-        written = self._pieces(np.array([flat]), np.array([new]), np.zeros_like(whole), whole)
-        return new, self._counted(written.after(moves))
+    def _open(self, row: int, new: int, tokens: int) -> Pieces:
+        moves, whole = self._settle(row, new, tokens), np.array([tokens])
+        self._tokens[row, new] = tokens
+        return self._pieces(np.array([row]), np.array([new]), np.zeros_like(whole), whole).after(moves)
 
     def check(self) -> None:
         rows, blocks = np.nonzero(self._tokens)

@@ -275,7 +275,7 @@ def test_layers_alike_are_read_as_each_by_itself(kind: type[ClusterLayout], own:
     for layer in range(3):
         blocks.split(layer, 0, 2, 1, 2)
     wanted = np.array([0, 1, 1, 0, 0]), np.array([5, 3, 0, 0, 1])
-    found = blocks.reads_alike(np.array([0, 2]), *wanted)
+    found = blocks.reads_together([(np.array([0, 2]), *wanted)])[0]
     # Beside a layer that wants others, and one that wants nothing.
     others, nothing = tuple(of[:2] for of in wanted), tuple(of[:0] for of in wanted)
     asked = [(np.array([1]), *others), (np.array([1]), *nothing), (np.array([0, 2]), *wanted)]
@@ -292,7 +292,7 @@ def test_layers_alike_are_read_as_each_by_itself(kind: type[ClusterLayout], own:
         assert reads.entries.tolist() == alone.entries.tolist()
         assert reads.pieces.layers.tolist() == alone.pieces.layers.tolist()
     assert found[0].offsets[0] < found[1].offsets[0]
-    assert blocks.reads_alike(np.array([0, 1]), *(of[:0] for of in wanted))[1].entries.tolist() == []
+    assert blocks.reads_together([(np.array([0, 1]), *(of[:0] for of in wanted))])[0][1].entries.tolist() == []
 
 
 def test_known_members_and_an_order_by_hand() -> None:
