@@ -14,6 +14,7 @@ from kvferry.pipelines.assist.device_request import DeviceRequest
 from kvferry.pipelines.assist.estimates import Estimates, names_file
 from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.assist.own_model import OwnModel
+from kvferry.pipelines.assist.service import serve_device
 from kvferry.pipelines.assist.systems import AssistSystem
 from kvferry.policies.assist.fallback import Fallback
 from kvferry.policies.assist.optimiser import Setting
@@ -74,7 +75,7 @@ def serve(cloud: Cloud, machine: Machine, story: Story) -> simpy.Process:
     def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
         story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
 
-    return machine.env.process(cloud.serve(machine.outside.name, tell))
+    return machine.env.process(serve_device(cloud, machine.outside.name, tell))
 
 
 def promise(story: Story, found: Setting | Fallback) -> None:

@@ -17,6 +17,7 @@ from kvferry.pipelines.assist.device import alone, helped, in_turns, through_the
 from kvferry.pipelines.assist.promises import beyond_tolerated
 from kvferry.pipelines.assist.queues import Queues
 from kvferry.pipelines.assist.roles import BOTH, DECODE, PREFILL, Roles, promise, serve
+from kvferry.pipelines.assist.service import serve_device
 from kvferry.pipelines.assist.stories import MOST_STORIES, Stories
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.missing_storage import without_storage
@@ -136,7 +137,7 @@ class AssistFlow:
         cloud = self._roles.cloud(machines, self._serves, lambda request: next(numbers))
 
         def served(machine: str, device: str) -> Process:
-            while (yield from cloud.serve(device, lambda *seconds: None)):
+            while (yield from serve_device(cloud, device, lambda *seconds: None)):
                 pass
 
         return served
