@@ -12,7 +12,7 @@ from simpy.events import AnyOf
 from kvferry.cloud.messages import BadMessage, Message, failed_of
 from kvferry.cloud.said import answer_of, verdict_of
 from kvferry.cloud.story import Story
-from kvferry.machine.channel import Channel, ChannelBroken
+from kvferry.machine.channel import ChannelBroken
 from kvferry.machine.instant import call_off
 from kvferry.pipelines.assist.answer import Answer
 from kvferry.pipelines.assist.line import Line
@@ -37,26 +37,16 @@ class Conversation:
     come. `apart`: a mask was asked for in a message of its own. Where something is waited for within so many seconds,
     None is as long as it takes. ``leave``: listen no longer, and let the cloud know."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        channel: Channel,
-        story: Story,
-        peer: str,
-        apart: bool = False,
-    ) -> None:
-        self._env, self._channel, self._story = env, channel, story
-        self._line = Line(env, channel, story, peer)
-        self.leave = self._line.leave
+    def __init__(self, line: Line, *, apart: bool) -> None:
+        self._line, self._apart = line, apart
+        self.leave, self.coming = line.leave, line.env.event()
         self._first: simpy.Event | None = None
-        self._apart = apart
-        self.coming = env.event()
         # What comes behind the first response; None: nothing has been asked for.
         self._stream: TokenStream | None = None
 
     def send(self, message: Message, n_bytes: float) -> None:
         """It may be lost: then nothing comes back."""
-        sent = self._channel.send(message, n_bytes)
+        sent = self._line.channel.send(message, n_bytes)
         if not sent.processed:
             assert sent.callbacks is not None
             sent.callbacks.append(self._sent)
@@ -75,7 +65,7 @@ class Conversation:
             yield self._first | ready
         if self._first.triggered and self._first.value is not None:
             return self._first.value
-        self._line.happened(behind_own(0, self._story.tokens))
+        self._line.happened(behind_own(0, self._line.story.tokens))
         self.leave()
         return None
 
@@ -96,10 +86,10 @@ class Conversation:
         if within_s is None:
             yield self.coming
             return
-        env, last_s = self._env, self._env.now
+        env, last_s = self._line.env, self._line.env.now
         while not self.coming.triggered and (left_s := last_s + within_s - env.now) > _ROUNDING_S:
             yield self.coming | env.timeout(left_s)
-            last_s = max(last_s, self._channel.heard_s)
+            last_s = max(last_s, self._line.channel.heard_s)
 
     @property
     def mask_follows(self) -> bool:
@@ -116,7 +106,7 @@ class Conversation:
         """Hang up, unless all that was asked for is there."""
         if not self.coming.triggered or (self._stream is not None and self._stream.lacks_mask):
             self._line.happened(why)
-            self._channel.hang_up()
+            self._line.channel.hang_up()
 
     def done(self) -> Generator[simpy.Event, Any, None]:
         """The answer is whole. A cloud that goes on all the same is left."""
@@ -124,14 +114,11 @@ class Conversation:
             yield from self._stream.done()
 
     def _within(
-        self,
-        patience_s: float | None,
-        said: simpy.Event,
-        missing: str = "nothing",
-        ready: simpy.Event | None = None,
+        self, patience_s: float | None, said: simpy.Event, missing: str = "nothing", ready: simpy.Event | None = None
     ) -> Steps:
-        over = None if patience_s is None else self._env.timeout(patience_s)
-        yield AnyOf(self._env, [event for event in (said, over, ready) if event is not None])
+        env = self._line.env
+        over = None if patience_s is None else env.timeout(patience_s)
+        yield AnyOf(env, [event for event in (said, over, ready) if event is not None])
         if over is not None and not over.processed:
             call_off(over)
         if said.triggered:

@@ -14,6 +14,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.answer import Answer
 from kvferry.pipelines.assist.conversation import Conversation
 from kvferry.pipelines.assist.estimates import Estimates
+from kvferry.pipelines.assist.line import Line
 from kvferry.pipelines.assist.own_model import OwnModel
 from kvferry.pipelines.assist.pace import Pace
 from kvferry.pipelines.workload import Process
@@ -79,9 +80,9 @@ class DeviceRequest:
         """Returns the conversation in which the request has left."""
         machine, story = self.machine, self.story
         yield from self.prepared(self.workload.handling.prepare_s)
-        channel = machine.outside.open(self._front)
+        line = Line(machine.env, machine.outside.open(self._front), story, self._front)
         message, n_bytes = ask(self.workload, story, wanted=self.help, pace_s=pace_s, drafts=drafts)
-        cloud = Conversation(machine.env, channel, story, self._front, mask_apart(self.help, story.ratio))
+        cloud = Conversation(line, apart=mask_apart(self.help, story.ratio))
         cloud.send(message, n_bytes)
         story.asked_s = machine.env.now
         story.hang_up = partial(cloud.break_off, "the device went offline")

@@ -35,8 +35,17 @@ class Pace:
         """Shows tokens at the pace of Eq. 4, where the device expects its own first token at `expected_s`, and never
         faster than the cloud promises them, as far as users tolerate its promise or it could keep no other; as they
         come, where all are to come from the cloud. The paper lets prefill begin when the request is sent."""
-        self._story.pace_s = self._of_s(refined, expected_s, cloud_tpot_s)
-        self._answer.paced(self._story.pace_s or 0.0)
+        story = self._story
+        if min(story.tokens, story.planned) >= 2:
+            assert story.first_s is not None and story.asked_s is not None
+            if self._help.smoothing == "paper":
+                amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
+            else:
+                amortised_s = expected_s - story.first_s
+            kept_s = self._estimates.kept_s(story.behind.here + story.prompt + story.tokens)
+            tolerated_s = min(cloud_tpot_s, max(kept_s, self._workload.tolerable_tpot_s))
+            story.pace_s = max(self._covering_s(refined, amortised_s), tolerated_s)
+        self._answer.paced(story.pace_s or 0.0)
 
     def show_before_mask(
         self, now_s: float, ready_s: float, refined: int, beginning: int, least_s: float | None, cloud_tpot_s: float
@@ -74,20 +83,6 @@ class Pace:
     @property
     def _unpack_s(self) -> float:
         return self._workload.handling.unpack_token_s * self._story.prompt
-
-    def _of_s(self, refined: int, expected_s: float, cloud_tpot_s: float) -> float | None:
-        """None where there is nothing to pace."""
-        story = self._story
-        if min(story.tokens, story.planned) < 2:
-            return None
-        assert story.first_s is not None and story.asked_s is not None
-        if self._help.smoothing == "paper":
-            amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
-        else:
-            amortised_s = expected_s - story.first_s
-        own_s = self._covering_s(refined, amortised_s)
-        kept_s = self._estimates.kept_s(story.behind.here + story.prompt + story.tokens)
-        return max(own_s, min(cloud_tpot_s, max(kept_s, self._workload.tolerable_tpot_s)))
 
     def _covering_s(self, refined: int, amortised_s: float, place: int = 1) -> float:
         """The pace at which as many tokens as planned, those from this place on, cover this wait (Assistance.covering),

@@ -1,7 +1,6 @@
 """Both roles of a scenario: the device's, and the cloud that its machines make up."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -90,16 +89,8 @@ def promise(story: Story, found: Setting | Fallback) -> None:
         story.beyond, story.tokens = str(found), story.tokens or story.output
 
 
-@dataclass(frozen=True, eq=False)
-class _Made:
-    """Estimates, and what they were made of: one object, so that threads never take one's for another's."""
-
-    of: tuple[Any, ...]
-    estimates: Estimates
-
-
-# Of the last run.
-_last: _Made | None = None
+# Of the last run, what estimates were made of, and these: one object, so that threads never take one's for another's.
+_last: tuple[tuple[Any, ...], Estimates] | None = None
 
 
 def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | None, serving: Serving) -> Estimates:
@@ -116,9 +107,9 @@ def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | No
     said = scenario.workload.model_fields_set - {"first_cell"}
     of = (*(one and _whatever_is_drawn(one) for one in (scenario, seen, decodes)), serving, said)
     made = _last
-    if made is None or made.of != of:
-        _last = made = _Made(of, Estimates(scenario, seen, decodes, serving))
-    return made.estimates
+    if made is None or made[0] != of:
+        _last = made = of, Estimates(scenario, seen, decodes, serving)
+    return made[1]
 
 
 def _ways(scenario: Scenario) -> list[WaySpec]:

@@ -7,15 +7,7 @@ from typing import Any
 import simpy
 
 from kvferry.cloud.asked import asked_of
-from kvferry.cloud.messages import (
-    BadMessage,
-    Message,
-    comes_apart,
-    failure,
-    first_answer,
-    mask_behind,
-    spoil,
-)
+from kvferry.cloud.messages import BadMessage, Message, comes_apart, failure, first_answer, mask_behind, spoil
 from kvferry.machine.channel import Channel, ChannelBroken
 from kvferry.machine.handling import FORGET, Refine, TakeIn, TakenIn
 from kvferry.machine.instant import at
