@@ -137,13 +137,10 @@ class Admission:
 
         if (number := self.slots.take(fits)) is not None:
             return Place(self._instances[number], number, leases[number], wanted.tokens)
-        if not never:
-            self._ask_the_idle(for_memory=bool(refused))
-        return never[0] if never else None
-
-    def _ask_the_idle(self, *, for_memory: bool) -> None:
+        if never:
+            return never[0]
         if not any(needed.triggered for needed in self._idle.values()):
-            for granted, needed in self._idle.items():
-                if for_memory or granted not in self._parked:
-                    needed.succeed()
-                    return
+            idle = (needed for granted, needed in self._idle.items() if refused or granted not in self._parked)
+            if (first := next(idle, None)) is not None:
+                first.succeed()
+        return None

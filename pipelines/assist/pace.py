@@ -24,7 +24,8 @@ class Pace:
         if self._story.tokens < 2:
             return None
         causal = rest and self._help.smoothing == "causal"
-        amortised_s = self.expected_s(self.mask_s + self._unpack_s, rest, beginning) if causal else 0.0
+        unpack_s = self._workload.handling.unpack_token_s * self._story.prompt
+        amortised_s = self.expected_s(self.mask_s + unpack_s, rest, beginning) if causal else 0.0
         return self._covering_s(refined, amortised_s)
 
     def expected_s(self, ready_s: float, rest: int, before: int) -> float:
@@ -52,7 +53,7 @@ class Pace:
     ) -> None:
         """The same before the mask is there, no faster than the cloud was asked for. `ready_s`: when the device has
         prefilled the prompt's beginning."""
-        unpacked_s = now_s + self.mask_s + self._unpack_s
+        unpacked_s = now_s + self.mask_s + self._workload.handling.unpack_token_s * self._story.prompt
         expected_s = self.expected_s(max(ready_s, unpacked_s), refined - beginning, beginning)
         self.show(refined, expected_s, cloud_tpot_s)
         if self._story.pace_s is not None and least_s is not None and self._story.pace_s < least_s:
@@ -79,10 +80,6 @@ class Pace:
         """How much later than the first token the mask is expected."""
         prompt, ratio = self._story.prompt, self._story.ratio
         return self._estimates.mask_s(prompt, ratio) if mask_apart(self._help, ratio) else 0.0
-
-    @property
-    def _unpack_s(self) -> float:
-        return self._workload.handling.unpack_token_s * self._story.prompt
 
     def _covering_s(self, refined: int, amortised_s: float, place: int = 1) -> float:
         """The pace at which as many tokens as planned, those from this place on, cover this wait (Assistance.covering),

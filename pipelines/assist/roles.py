@@ -18,7 +18,6 @@ from kvferry.pipelines.assist.systems import AssistSystem
 from kvferry.policies.assist.fallback import Fallback
 from kvferry.policies.assist.optimiser import Setting
 from kvferry.policies.assist.serving import Serving
-from kvferry.specs.link import WaySpec
 from kvferry.specs.scenario import Scenario
 
 # Machines of a scenario that make up the cloud: instances that do both, or each one of the two.
@@ -100,7 +99,8 @@ def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | No
     measured = [
         processor.measured for one in (scenario, seen, decodes) if one for processor in one.device.processors.values()
     ]
-    if any(measured) or any(map(names_file, _ways(scenario))):
+    links = [scenario.link, *(one.link for one in scenario.assist.workload.networks or ())]
+    if any(measured) or any(names_file(way) for link in links for way in (link, link.up) if way is not None):
         # What was measured or recorded may have been so again.
         return Estimates(scenario, seen, decodes, serving)
     # Equal specs may differ in what their file says, of which estimates have notes.
@@ -110,13 +110,6 @@ def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | No
     if made is None or made[0] != of:
         _last = made = of, Estimates(scenario, seen, decodes, serving)
     return made[1]
-
-
-def _ways(scenario: Scenario) -> list[WaySpec]:
-    """Both directions of the links that prompts may cross."""
-    networks = scenario.assist.workload.networks or ()
-    links = [scenario.link, *(one.link for one in networks)]
-    return [way for link in links for way in (link, link.up) if way is not None]
 
 
 def _whatever_is_drawn(scenario: Scenario) -> Scenario:

@@ -55,8 +55,7 @@ class Verification:
                 # Each round goes on behind the last one: an answer has an end, and with it the slot.
                 raise BadMessage(f"what the device has drafted was looked at before: {stood:,} tokens stand")
             # What a real model says of them: the ones that stand, and what it says instead of the first that does not.
-            op = Prefill(drafted, context + 1 + stood, drafts)
-            said = yield machine.submit(op, request=self._request)
+            said = yield machine.submit(Prefill(drafted, context + 1 + stood, drafts), request=self._request)
             drafted_before += drafted
             stands = math.floor(drafted_before * asked["accepted"] + _ROUNDING) - stood if said is None else len(said)
             stood += stands
