@@ -57,9 +57,7 @@ class Cloud:
         # Whether KV moves from those that prefill to those that decode.
         self.apart = not set(prefilling) & set(decoding)
         # Seconds that slots were held, all together; requests that were served, and when the last one left.
-        self.held_s = 0.0
-        self.served = 0
-        self.served_by_s = 0.0
+        self.held_s, self.served, self.served_by_s = 0.0, 0, 0.0
         # Tokens of all prompts, and of them those whose KV was there already.
         self.prompt_tokens = self.known_tokens = 0
         # The workload's fault, where that breaks answers off; and whether the cloud has died of it.

@@ -199,10 +199,8 @@ class Estimates:
         least, window = self._workload.least_ratio, self._window
         if window is None or least * prompt <= window or "least_ratio" not in self._scenario.workload.model_fields_set:
             return None
-        what = f"the device's window holds {window:,} of {prompt:,} tokens"
-        return (
-            f"workload.least_ratio of {least:g} is not kept for every prompt: {what}, a share of {window / prompt:.3g}"
-        )
+        what = f"the device's window holds {window:,} of {prompt:,} tokens, a share of {window / prompt:.3g}"
+        return f"workload.least_ratio of {least:g} is not kept for every prompt: {what}"
 
     def assistance(
         self, prompt: int, ratio: float, wanted: Help, link: LinkSpec, behind: Behind = NOTHING

@@ -44,9 +44,8 @@ class Turn:
     def __init__(
         self, instance: Instance, request: int, context: int, tokens: int, pace_s: float | None, sends_s: float
     ) -> None:
-        self.instance, self.request, self.context, self.tokens, self.sends_s = (
-            instance, request, context, tokens, sends_s,
-        )  # fmt: skip
+        self.instance, self.request, self.context = instance, request, context
+        self.tokens, self.sends_s = tokens, sends_s
         self.done: simpy.Event = instance.machine.env.event()
         # Without a pace that was asked for, tokens are never late.
         self.pace_s = math.inf if pace_s is None else pace_s

@@ -62,9 +62,8 @@ class ServedCloud:
 
     def holds_nothing(self) -> bool:
         instances = {*self.cloud.prefilling, *self.cloud.decoding}
-        return not any(self.cloud.admission.slots.held) and not any(
-            one.kv.is_used or one.prefilling for one in instances
-        )
+        slots = self.cloud.admission.slots
+        return not any(slots.held) and not any(one.kv.is_used or one.prefilling for one in instances)
 
 
 class Asked:

@@ -167,10 +167,6 @@ def test_all_is_given_back_whatever_memory_slots_and_patience(
     cloud.front.env.run()
     assert not any(cloud.admission.slots.held)
     for instance in {*cloud.prefilling, *cloud.decoding}:
-        assert (instance.holders.n, instance.holders._tokens, instance.turns._context, instance.prefilling) == (
-            0,
-            0,
-            0,
-            0,
-        )
+        in_hand = instance.holders.n, instance.holders._tokens, instance.turns._context, instance.prefilling
+        assert in_hand == (0, 0, 0, 0)
         assert (instance.kv.is_used, instance.machine.memory.used_bytes) == (False, held_bytes)
