@@ -118,8 +118,7 @@ class Admission:
         hears of that."""
         leases: dict[int, Lease] = {}
         # What instances refuse, and what those do that hold nothing else.
-        refused: list[Refused] = []
-        never: list[Refused] = []
+        refused, never = list[Refused](), list[Refused]()
 
         def fits(number: int) -> bool:
             instance = self._instances[number]

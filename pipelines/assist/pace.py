@@ -64,10 +64,9 @@ class Pace:
         """Has what is left of the cloud's tokens cover a first token of the device's own that is later than promised,
         as it has learnt."""
         story, answer = self._story, self._answer
-        if story.pace_s is None:
+        if story.pace_s is None or self._help.smoothing == "paper":
             return
-        place = answer.due_behind(now_s)
-        if self._help.smoothing == "paper" or place >= story.planned:
+        if (place := answer.due_behind(now_s)) >= story.planned:
             return
         # By then the device would have decoded through those before.
         own_s = self._own_tpot_s(refined) * (place - 1) if self._help.catch_up == "decode" else 0.0

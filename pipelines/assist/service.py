@@ -33,8 +33,7 @@ def serve_device(cloud: Cloud, device: str, tell: Tell) -> Generator[simpy.Event
     if cloud.gone or (fault is not None and fault.what == "unreachable"):
         channel.close()
         return False
-    service: Service | None = None
-    message = None
+    service = message = None
     serving = cloud.front.env.active_process
     assert serving is not None
 

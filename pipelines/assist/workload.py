@@ -91,9 +91,8 @@ class AssistFlow:
         self._cloud: Cloud | None = None
         self._networks = networks_of(workload, scenario.seed)
         self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
-        self._coverage: Coverage | None = None
-        if workload.churn is not None:
-            self._coverage = Coverage(workload.churn, scenario.seed, workload.cells, workload.first_cell)
+        seed, cells, first, churn = scenario.seed, workload.cells, workload.first_cell, workload.churn
+        self._coverage = None if churn is None else Coverage(churn, seed, cells, first)
         # Of requests that have ended.
         self._stories = Stories()
         # Requests that the cloud has in hand.
