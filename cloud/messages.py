@@ -108,18 +108,15 @@ def comes_apart(asked: Message) -> bool:
     return asked.get("mask") == "behind-token" and asked["ratio"] < 1
 
 
-def spoil_mask(message: Message, fault: CloudFaultSpec) -> None:
-    """Make the mask in a message what a fault makes of it."""
-    if fault.what == "damaged-mask":
+def spoil(message: Message, fault: CloudFaultSpec | None, *, has_mask: bool) -> None:
+    """Make the tokenizer, and the mask, in a message what a fault makes of them, where it has them."""
+    what = None if fault is None else fault.what
+    if what == "other-tokenizer" and "tokenizer" in message:
+        message["tokenizer"] = "another"
+    elif what == "damaged-mask" and has_mask:
         message["mask"] = "damaged"
-    elif fault.what == "other-mask":
+    elif what == "other-mask" and has_mask:
         message["mask"] = b64encode(packed(np.ones(1, np.bool_), "another prompt")).decode()
-
-
-def spoil_tokenizer(answer: Message, fault: CloudFaultSpec) -> None:
-    """Make the tokenizer in a first response what a fault makes of it."""
-    if fault.what == "other-tokenizer":
-        answer["tokenizer"] = "another"
 
 
 def failure(asked: Any, error: Exception) -> Message:

@@ -40,6 +40,8 @@ class Assisted:
 
     def __init__(self, scenario: Scenario, system: AssistSystem, alone: InMemory, longest: Turn) -> None:
         self._alone, self._system, self._link = alone, system, scenario.link
+        self.leaves, self.flash_bytes = alone.leaves, alone.flash_bytes
+        self.file_bytes, self.memory_bytes = alone.file_bytes, alone.memory_bytes
         self._roles = Roles(_as_assisted(scenario, longest), system, _OfTurns)
         self._cloud: Cloud | None = None
 
@@ -50,18 +52,6 @@ class Assisted:
 
     def plan_of(self, ask: Ask) -> None:
         """All of it is in memory."""
-
-    def leaves(self, turn: Turn) -> tuple[int, ...]:
-        return self._alone.leaves(turn)
-
-    def flash_bytes(self, tokens: int) -> float:
-        return self._alone.flash_bytes(tokens)
-
-    def file_bytes(self, ask: Ask) -> float:
-        return self._alone.file_bytes(ask)
-
-    def memory_bytes(self, ask: Ask) -> float:
-        return self._alone.memory_bytes(ask)
 
     def run(self, world: World, ask: Ask, answered: Answered) -> Process:
         story = self._story(ask, world.machine.env.now)

@@ -104,48 +104,42 @@ class Admission:
 
     def admit(self) -> None:
         """Serve those who wait, as far as what has become free allows."""
-        while self._waiting:
-            wanted = self._waiting[0]
-            leases: dict[int, Lease] = {}
-            # What instances refuse, and what those do that hold nothing else.
-            refused: list[Refused] = []
-            never: list[Refused] = []
-
-            def fits(
-                number: int,
-                wanted: _Wanted = wanted,
-                leases: dict[int, Lease] = leases,
-                refused: list[Refused] = refused,
-                never: list[Refused] = never,
-            ) -> bool:
-                instance = self._instances[number]
-                if not instance.is_up or not instance.holders.bears(wanted.tokens):
-                    return False
-                if wanted.back is not None:
-                    leases[number] = wanted.back.lease
-                    return number == wanted.back.number
-                lease = instance.kv.reserve(wanted.tokens)
-                if isinstance(lease, Refused):
-                    (refused if instance.kv.is_used else never).append(lease)
-                    return False
-                leases[number] = lease
-                return True
-
-            number = self.slots.take(fits)
-            if number is None and not never:
-                self._ask_the_idle(for_memory=bool(refused))
-                return
+        while self._waiting and (found := self._found(wanted := self._waiting[0])) is not None:
             self._waiting.popleft()
-            if number is None:
+            if isinstance(found, Place):
+                found.instance.holders.take(wanted.tokens)
+                wanted.granted.succeed(found)
+            else:
                 # It is told, not those behind it.
-                wanted.granted.fail(OutOfMemory(f"an instance of the cloud: {never[0]}"))
-                continue
-            self._instances[number].holders.take(wanted.tokens)
-            wanted.granted.succeed(Place(self._instances[number], number, leases[number], wanted.tokens))
+                wanted.granted.fail(OutOfMemory(f"an instance of the cloud: {found}"))
 
-    def _ask_the_idle(self, *, for_memory: bool) -> None:
+    def _found(self, wanted: _Wanted) -> Place | Refused | None:
+        """Returns a place, what will always refuse one, or None where it has to be waited for: one of the idle then
+        hears of that."""
+        leases: dict[int, Lease] = {}
+        # What instances refuse, and what those do that hold nothing else.
+        refused, never = list[Refused](), list[Refused]()
+
+        def fits(number: int) -> bool:
+            instance = self._instances[number]
+            if not instance.is_up or not instance.holders.bears(wanted.tokens):
+                return False
+            if wanted.back is not None:
+                leases[number] = wanted.back.lease
+                return number == wanted.back.number
+            lease = instance.kv.reserve(wanted.tokens)
+            if isinstance(lease, Refused):
+                (refused if instance.kv.is_used else never).append(lease)
+                return False
+            leases[number] = lease
+            return True
+
+        if (number := self.slots.take(fits)) is not None:
+            return Place(self._instances[number], number, leases[number], wanted.tokens)
+        if never:
+            return never[0]
         if not any(needed.triggered for needed in self._idle.values()):
-            for granted, needed in self._idle.items():
-                if for_memory or granted not in self._parked:
-                    needed.succeed()
-                    return
+            idle = (needed for granted, needed in self._idle.items() if refused or granted not in self._parked)
+            if (first := next(idle, None)) is not None:
+                first.succeed()
+        return None

@@ -1,9 +1,9 @@
 """The device's roles: it asks, shows what comes at a steady pace, and catches up by itself (P/D-Device 3.3). Where the
 cloud is gone, silent, or sends what cannot be used, it finishes the answer without it."""
 
-from kvferry.cloud.messages import refined_tokens
+from kvferry.cloud.messages import one_line, refined_tokens
 from kvferry.machine.handles import Continued
-from kvferry.pipelines.assist.device_request import DeviceRequest, named
+from kvferry.pipelines.assist.device_request import DeviceRequest
 from kvferry.pipelines.workload import Process
 from kvferry.policies.assist.help import late_s
 
@@ -52,7 +52,8 @@ def in_turns(request: DeviceRequest) -> Process:
     if said is not None and said["tokenizer"] != story.tokenizer:
         # Drafts are looked at token by token.
         cloud.send({"drafted": 0}, 0.0)
-        story.happened = f"the cloud's tokenizer is another ({named(said)}): it cannot look at drafts"
+        named = one_line(str(said["tokenizer"]))
+        story.happened = f"the cloud's tokenizer is another ({named}): it cannot look at drafts"
         said = None
     if said is not None:
         story.response_bytes = said["bytes"]

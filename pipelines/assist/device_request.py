@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import simpy
 
@@ -14,6 +14,7 @@ from kvferry.machine.ticket import Ticket
 from kvferry.pipelines.assist.answer import Answer
 from kvferry.pipelines.assist.conversation import Conversation
 from kvferry.pipelines.assist.estimates import Estimates
+from kvferry.pipelines.assist.line import Line
 from kvferry.pipelines.assist.own_model import OwnModel
 from kvferry.pipelines.assist.pace import Pace
 from kvferry.pipelines.workload import Process
@@ -21,9 +22,6 @@ from kvferry.policies.assist.help import Help, Patience
 from kvferry.policies.assist.prompt_mask import BadMask, text_of_mask
 from kvferry.specs.scenario import Scenario
 
-Returned = TypeVar("Returned")
-# A part of a SimPy process, and what it returns.
-Steps = Generator[simpy.Event, Any, Returned]
 # A mask that comes behind the first token is waited for as long as a refiner on a busy host might take, and at least
 # so many times as long as it is expected to.
 _MASK_S, _AT_LEAST_EXPECTED = 1.0, 2.0
@@ -60,7 +58,7 @@ class DeviceRequest:
         wait_s, token_s = max(_MASK_S, _AT_LEAST_EXPECTED * self.pace.mask_s), self.patience.token_s
         return wait_s if token_s is None else min(wait_s, token_s)
 
-    def prepared(self, seconds: float) -> Steps[None]:
+    def prepared(self, seconds: float) -> Process:
         """Makes tokens of the prompt."""
         story = self.story
         prepare = Prepare(
@@ -75,13 +73,13 @@ class DeviceRequest:
         story.prompt, story.text, story.tokenizer = prepared.tokens, prepared.text, prepared.tokenizer
         story.wanted, story.vocabulary = prepared.wanted, prepared.vocabulary
 
-    def asked(self, pace_s: float | None = None, drafts: bool = False) -> Steps[Conversation]:
+    def asked(self, pace_s: float | None = None, drafts: bool = False) -> Generator[simpy.Event, Any, Conversation]:
         """Returns the conversation in which the request has left."""
         machine, story = self.machine, self.story
         yield from self.prepared(self.workload.handling.prepare_s)
-        channel = machine.outside.open(self._front)
+        line = Line(machine.env, machine.outside.open(self._front), story, self._front)
         message, n_bytes = ask(self.workload, story, wanted=self.help, pace_s=pace_s, drafts=drafts)
-        cloud = Conversation(machine.env, channel, story, self._front, mask_apart(self.help, story.ratio))
+        cloud = Conversation(line, apart=mask_apart(self.help, story.ratio))
         cloud.send(message, n_bytes)
         story.asked_s = machine.env.now
         story.hang_up = partial(cloud.break_off, "the device went offline")
@@ -94,11 +92,12 @@ class DeviceRequest:
         story, now_s = self.story, self.machine.env.now
         story.first_s, story.response_bytes = now_s, said["bytes"]
         if said["tokenizer"] != story.tokenizer:
-            story.happened = f"the cloud's tokenizer is another ({named(said)}): its tokens are taken as text"
+            named = one_line(str(said["tokenizer"]))
+            story.happened = f"the cloud's tokenizer is another ({named}): its tokens are taken as text"
             self.answer.by_text = True
         self.answer.began(now_s, said["token"])
 
-    def unpacked(self, said: Message | None, refined: int) -> Steps[int]:
+    def unpacked(self, said: Message | None, refined: int) -> Generator[simpy.Event, Any, int]:
         """Returns the tokens of the prompt that are to be prefilled: all of them, where the mask is of no use. `said`:
         has it; None: nothing has."""
         story = self.story
@@ -153,8 +152,3 @@ class DeviceRequest:
         story.came, story.answer = len(self.answer.came_s), self.answer.text
         machine.outside.handle(FORGET, request=story.request)
         self.own.release()
-
-
-def named(said: Message) -> str:
-    """The cloud's tokenizer."""
-    return one_line(str(said["tokenizer"]))

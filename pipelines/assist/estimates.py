@@ -72,28 +72,22 @@ class Prices:
     def __init__(self, scenario: Scenario) -> None:
         """`scenario`: as the instance sees it."""
         self._scenario = scenario
-        self._price = _priced(scenario.costs.estimate, scenario.device, scenario.model)
-        self._steps: dict[tuple[int, int], float] = {}
-
-    def op_s(self, op: Prefill | DecodeStep) -> float:
-        return self._price(op)
+        self.op_s = _priced(scenario.costs.estimate, scenario.device, scenario.model)
 
     def prefill_s(self, tokens: int, serving: Serving, before: int = 0) -> float:
         """Returns the time of a prompt while no answer is decoded, behind this many tokens whose KV is known."""
         took_s, end = 0.0, before + tokens
         while before < end:
             piece = serving.piece_tokens(end - before, beside=False)
-            took_s, before = took_s + self._price(Prefill(piece, before)), before + piece
+            took_s, before = took_s + self.op_s(Prefill(piece, before)), before + piece
         return took_s
 
     def most_step_s(self, requests: int, tokens: int) -> float:
         """With any of `requests` requests, whose contexts end at this many tokens together, however the mean is
         rounded."""
         requests = max(1, requests)
-        key = requests, _MOST_STEP * math.ceil((tokens / requests + CONTEXT_STEP) / _MOST_STEP)
-        if key not in self._steps:
-            self._steps[key] = self._price(DecodeStep(*key))
-        return self._steps[key]
+        context = _MOST_STEP * math.ceil((tokens / requests + CONTEXT_STEP) / _MOST_STEP)
+        return self.op_s(DecodeStep(requests, context))
 
     def kept_s(self, kept_tpot_s: float, tokens: int) -> float:
         """The time per token that a request of this many, prompt and answer, is promised at least."""
@@ -205,10 +199,8 @@ class Estimates:
         least, window = self._workload.least_ratio, self._window
         if window is None or least * prompt <= window or "least_ratio" not in self._scenario.workload.model_fields_set:
             return None
-        what = f"the device's window holds {window:,} of {prompt:,} tokens"
-        return (
-            f"workload.least_ratio of {least:g} is not kept for every prompt: {what}, a share of {window / prompt:.3g}"
-        )
+        what = f"the device's window holds {window:,} of {prompt:,} tokens, a share of {window / prompt:.3g}"
+        return f"workload.least_ratio of {least:g} is not kept for every prompt: {what}"
 
     def assistance(
         self, prompt: int, ratio: float, wanted: Help, link: LinkSpec, behind: Behind = NOTHING

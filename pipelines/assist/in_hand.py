@@ -44,9 +44,8 @@ class Turn:
     def __init__(
         self, instance: Instance, request: int, context: int, tokens: int, pace_s: float | None, sends_s: float
     ) -> None:
-        self.instance, self.request, self.context, self.tokens, self.sends_s = (
-            instance, request, context, tokens, sends_s,
-        )  # fmt: skip
+        self.instance, self.request, self.context = instance, request, context
+        self.tokens, self.sends_s = tokens, sends_s
         self.done: simpy.Event = instance.machine.env.event()
         # Without a pace that was asked for, tokens are never late.
         self.pace_s = math.inf if pace_s is None else pace_s
@@ -65,21 +64,19 @@ class Turn:
 
     def into(self, stream: MessageStream, most: int | None = None) -> simpy.Event:
         """Send its tokens into this, or the first `most` of them; fires when the last one has been sent."""
-        self._stream = stream
         if most is not None and most < self.tokens:
             self._left, self._sent = most, self.done.env.event()
             if not most:
                 self._sent.succeed()
-        early, self._early = self._early, []
-        for token in early:
-            self._send(token)
-        self.put = stream.put if self._sent is None else self._send
+        self.go_on_into(stream)
+        for token in self._early:
+            self.put(token)
         return self._sent or self.done
 
     def go_on_into(self, stream: MessageStream) -> None:
         """Send its further tokens into another stream, as many as of the first."""
         self._stream = stream
-        self.put = stream.put if self._sent is None else self._send
+        self.put = stream.put if self._sent is None else self._send_first
 
     @property
     def due_s(self) -> float:
@@ -91,11 +88,9 @@ class Turn:
         self._due_s = due_s, there
         return due_s
 
-    def _send(self, token: str | None) -> None:
-        assert self._stream is not None
-        if self._sent is None:
-            self._stream.put(token)
-        elif self._left:
+    def _send_first(self, token: str | None) -> None:
+        assert self._stream is not None and self._sent is not None
+        if self._left:
             self._stream.put(token)
             self._left -= 1
             if not self._left:

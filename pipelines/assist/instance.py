@@ -34,8 +34,7 @@ class Instance:
         self._scene = 0
         self._lora: Ticket | None = None
         # Whether it works, and how often it has gone down.
-        self.is_up = True
-        self.outages = 0
+        self.is_up, self.outages = True, 0
         # Those for whom there is nothing more to do.
         self._dropped: list[Prompt | Turn] = []
         self._idle = True

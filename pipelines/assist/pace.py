@@ -24,7 +24,8 @@ class Pace:
         if self._story.tokens < 2:
             return None
         causal = rest and self._help.smoothing == "causal"
-        amortised_s = self.expected_s(self.mask_s + self._unpack_s, rest, beginning) if causal else 0.0
+        unpack_s = self._workload.handling.unpack_token_s * self._story.prompt
+        amortised_s = self.expected_s(self.mask_s + unpack_s, rest, beginning) if causal else 0.0
         return self._covering_s(refined, amortised_s)
 
     def expected_s(self, ready_s: float, rest: int, before: int) -> float:
@@ -35,15 +36,24 @@ class Pace:
         """Shows tokens at the pace of Eq. 4, where the device expects its own first token at `expected_s`, and never
         faster than the cloud promises them, as far as users tolerate its promise or it could keep no other; as they
         come, where all are to come from the cloud. The paper lets prefill begin when the request is sent."""
-        self._story.pace_s = self._of_s(refined, expected_s, cloud_tpot_s)
-        self._answer.paced(self._story.pace_s or 0.0)
+        story = self._story
+        if min(story.tokens, story.planned) >= 2:
+            assert story.first_s is not None and story.asked_s is not None
+            if self._help.smoothing == "paper":
+                amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
+            else:
+                amortised_s = expected_s - story.first_s
+            kept_s = self._estimates.kept_s(story.behind.here + story.prompt + story.tokens)
+            tolerated_s = min(cloud_tpot_s, max(kept_s, self._workload.tolerable_tpot_s))
+            story.pace_s = max(self._covering_s(refined, amortised_s), tolerated_s)
+        self._answer.paced(story.pace_s or 0.0)
 
     def show_before_mask(
         self, now_s: float, ready_s: float, refined: int, beginning: int, least_s: float | None, cloud_tpot_s: float
     ) -> None:
         """The same before the mask is there, no faster than the cloud was asked for. `ready_s`: when the device has
         prefilled the prompt's beginning."""
-        unpacked_s = now_s + self.mask_s + self._unpack_s
+        unpacked_s = now_s + self.mask_s + self._workload.handling.unpack_token_s * self._story.prompt
         expected_s = self.expected_s(max(ready_s, unpacked_s), refined - beginning, beginning)
         self.show(refined, expected_s, cloud_tpot_s)
         if self._story.pace_s is not None and least_s is not None and self._story.pace_s < least_s:
@@ -54,10 +64,9 @@ class Pace:
         """Has what is left of the cloud's tokens cover a first token of the device's own that is later than promised,
         as it has learnt."""
         story, answer = self._story, self._answer
-        if story.pace_s is None:
+        if story.pace_s is None or self._help.smoothing == "paper":
             return
-        place = answer.due_behind(now_s)
-        if self._help.smoothing == "paper" or place >= story.planned:
+        if (place := answer.due_behind(now_s)) >= story.planned:
             return
         # By then the device would have decoded through those before.
         own_s = self._own_tpot_s(refined) * (place - 1) if self._help.catch_up == "decode" else 0.0
@@ -70,24 +79,6 @@ class Pace:
         """How much later than the first token the mask is expected."""
         prompt, ratio = self._story.prompt, self._story.ratio
         return self._estimates.mask_s(prompt, ratio) if mask_apart(self._help, ratio) else 0.0
-
-    @property
-    def _unpack_s(self) -> float:
-        return self._workload.handling.unpack_token_s * self._story.prompt
-
-    def _of_s(self, refined: int, expected_s: float, cloud_tpot_s: float) -> float | None:
-        """None where there is nothing to pace."""
-        story = self._story
-        if min(story.tokens, story.planned) < 2:
-            return None
-        assert story.first_s is not None and story.asked_s is not None
-        if self._help.smoothing == "paper":
-            amortised_s = self._estimates.prefill_s(refined) - (story.first_s - story.asked_s)
-        else:
-            amortised_s = expected_s - story.first_s
-        own_s = self._covering_s(refined, amortised_s)
-        kept_s = self._estimates.kept_s(story.behind.here + story.prompt + story.tokens)
-        return max(own_s, min(cloud_tpot_s, max(kept_s, self._workload.tolerable_tpot_s)))
 
     def _covering_s(self, refined: int, amortised_s: float, place: int = 1) -> float:
         """The pace at which as many tokens as planned, those from this place on, cover this wait (Assistance.covering),

@@ -1,7 +1,6 @@
 """Both roles of a scenario: the device's, and the cloud that its machines make up."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import simpy
@@ -14,11 +13,11 @@ from kvferry.pipelines.assist.device_request import DeviceRequest
 from kvferry.pipelines.assist.estimates import Estimates, names_file
 from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.assist.own_model import OwnModel
+from kvferry.pipelines.assist.service import serve_device
 from kvferry.pipelines.assist.systems import AssistSystem
 from kvferry.policies.assist.fallback import Fallback
 from kvferry.policies.assist.optimiser import Setting
 from kvferry.policies.assist.serving import Serving
-from kvferry.specs.link import WaySpec
 from kvferry.specs.scenario import Scenario
 
 # Machines of a scenario that make up the cloud: instances that do both, or each one of the two.
@@ -74,7 +73,7 @@ def serve(cloud: Cloud, machine: Machine, story: Story) -> simpy.Process:
     def tell(waited_s: float, prefill_s: float, refine_s: float) -> None:
         story.waited_s, story.cloud_prefill_s, story.refine_s = waited_s, prefill_s, refine_s
 
-    return machine.env.process(cloud.serve(machine.outside.name, tell))
+    return machine.env.process(serve_device(cloud, machine.outside.name, tell))
 
 
 def promise(story: Story, found: Setting | Fallback) -> None:
@@ -89,16 +88,8 @@ def promise(story: Story, found: Setting | Fallback) -> None:
         story.beyond, story.tokens = str(found), story.tokens or story.output
 
 
-@dataclass(frozen=True, eq=False)
-class _Made:
-    """Estimates, and what they were made of: one object, so that threads never take one's for another's."""
-
-    of: tuple[Any, ...]
-    estimates: Estimates
-
-
-# Of the last run.
-_last: _Made | None = None
+# Of the last run, what estimates were made of, and these: one object, so that threads never take one's for another's.
+_last: tuple[tuple[Any, ...], Estimates] | None = None
 
 
 def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | None, serving: Serving) -> Estimates:
@@ -108,23 +99,17 @@ def _estimates(scenario: Scenario, seen: Scenario | None, decodes: Scenario | No
     measured = [
         processor.measured for one in (scenario, seen, decodes) if one for processor in one.device.processors.values()
     ]
-    if any(measured) or any(map(names_file, _ways(scenario))):
+    links = [scenario.link, *(one.link for one in scenario.assist.workload.networks or ())]
+    if any(measured) or any(names_file(way) for link in links for way in (link, link.up) if way is not None):
         # What was measured or recorded may have been so again.
         return Estimates(scenario, seen, decodes, serving)
     # Equal specs may differ in what their file says, of which estimates have notes.
     said = scenario.workload.model_fields_set - {"first_cell"}
     of = (*(one and _whatever_is_drawn(one) for one in (scenario, seen, decodes)), serving, said)
     made = _last
-    if made is None or made.of != of:
-        _last = made = _Made(of, Estimates(scenario, seen, decodes, serving))
-    return made.estimates
-
-
-def _ways(scenario: Scenario) -> list[WaySpec]:
-    """Both directions of the links that prompts may cross."""
-    networks = scenario.assist.workload.networks or ()
-    links = [scenario.link, *(one.link for one in networks)]
-    return [way for link in links for way in (link, link.up) if way is not None]
+    if made is None or made[0] != of:
+        _last = made = of, Estimates(scenario, seen, decodes, serving)
+    return made[1]
 
 
 def _whatever_is_drawn(scenario: Scenario) -> Scenario:

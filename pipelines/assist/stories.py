@@ -67,13 +67,6 @@ class Stories:
         return {one.request: one.answer for one in self._whole if one.answer is not None}
 
 
-def _right(story: Story) -> float:
-    """Whether the answer begins as it should; NaN where that is not known."""
-    if story.wanted is None or story.answer is None:
-        return math.nan
-    return float(story.answer.startswith(story.wanted))
-
-
 def _since(end_s: float | None, start_s: float | None) -> float:
     return math.nan if end_s is None or start_s is None else end_s - start_s
 
@@ -104,7 +97,7 @@ def _figures_of(one: Story) -> dict[str, float]:
         "came": one.came,
         "corrected": math.nan if one.corrected is None else one.corrected,
         "lost": one.happened is not None,
-        "right": _right(one),
+        "right": math.nan if one.wanted is None or one.answer is None else one.answer.startswith(one.wanted),
         "response_bytes": one.response_bytes if one.tokens else math.nan,
     }
 

@@ -1,56 +1,20 @@
 """Systems for devices with a cloud, by name: P/D-Device and what it is compared with."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from kvferry.pipelines.parameters import BadParameters, arguments_of, schema_of
 from kvferry.pipelines.policy_schema import Schema, stand_ins
-from kvferry.policies.assist.assistance import MaskComes, Smoothing
-from kvferry.policies.assist.help import CatchUp, Help, Refining
-from kvferry.policies.assist.serving import PromptOrder, Routing, Serving
+from kvferry.policies.assist.help import Help
+from kvferry.policies.assist.serving import Serving
 from kvferry.scenarios.resolve import Complaint
 
 # Who answers: a device that a cloud helps, one of the two alone, or both in turns.
 Answers = Literal["helped", "device", "cloud", "in-turns"]
 
-
-def help_of(
-    tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto",
-    ratio: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto",
-    smoothing: Smoothing = "causal",
-    draft: Annotated[int, Field(ge=1, le=100)] = 5,
-    accepted: Annotated[float, Field(gt=0, le=1)] = 0.6,
-    patience_s: Annotated[float, Field(gt=0)] | Literal["auto", "planned"] | None = "planned",
-    refiner: Refining = "weighted-sentences",
-    mask: MaskComes = "behind-token",
-    catch_up: CatchUp = "decode",
-) -> None:
-    """What a scenario may say of `assist`."""
-
-
-def serving_of(
-    slots: Annotated[int, Field(ge=1, le=100_000)] = 16,
-    routing: Routing = "least-loaded",
-    tpot_s: Annotated[float, Field(gt=0)] | None = None,
-    chunk_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = 2048,
-    alone_tokens: Annotated[int, Field(ge=16, le=1_000_000)] = 8192,
-    prefix_caching: bool = False,
-    batched_prefill: bool = False,
-    prompts: PromptOrder = "first-come",
-) -> None:
-    """What a scenario may say of `serving`."""
-
-
 # By the key under `policies`, and the only name that stands there: what it says replaces the system's own.
-_ROLES: dict[str, tuple[str, Callable[..., None]]] = {
-    "assist": ("optimised", help_of),
-    "serving": ("slots", serving_of),
-}
-
-
+_ROLES: dict[str, tuple[str, type]] = {"assist": ("optimised", Help), "serving": ("slots", Serving)}
 # Of Help what has an effect, by who answers.
 _COUNTS: dict[Answers, tuple[str, ...]] = {
     "helped": ("tokens", "ratio", "smoothing", "patience_s", "refiner", "mask", "catch_up"),

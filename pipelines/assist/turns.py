@@ -15,8 +15,7 @@ class Turns:
 
     def __init__(self) -> None:
         # Steps, and tokens of all of them.
-        self.steps = 0
-        self.decoded = 0
+        self.steps = self.decoded = 0
         self.running: list[Turn] = []
         self._joining: list[Turn] = []
         # Those who run, for a machine that really decodes; None: they have changed. Their last step, and the number of

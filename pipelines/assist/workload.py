@@ -17,6 +17,7 @@ from kvferry.pipelines.assist.device import alone, helped, in_turns, through_the
 from kvferry.pipelines.assist.promises import beyond_tolerated
 from kvferry.pipelines.assist.queues import Queues
 from kvferry.pipelines.assist.roles import BOTH, DECODE, PREFILL, Roles, promise, serve
+from kvferry.pipelines.assist.service import serve_device
 from kvferry.pipelines.assist.stories import MOST_STORIES, Stories
 from kvferry.pipelines.assist.systems import ASSIST_SYSTEMS, AssistSystem
 from kvferry.pipelines.missing_storage import without_storage
@@ -24,7 +25,6 @@ from kvferry.pipelines.record import Assisted
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
 from kvferry.scenarios.resolve import Complaint
-from kvferry.specs.assist import AssistSpec
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.traces.assisted import assisted_requests, networks_of
@@ -38,13 +38,10 @@ class Assist:
     """A WorkloadKind."""
 
     headline = "ttft_s"
+    systems: Mapping[str, System] = ASSIST_SYSTEMS
 
     def of_many_machines(self, scenario: Scenario) -> bool:
         return True
-
-    @property
-    def systems(self) -> Mapping[str, System]:
-        return ASSIST_SYSTEMS
 
     def faults(self, scenario: Scenario, system: System) -> Iterator[Complaint]:
         assert isinstance(system, AssistSystem)
@@ -94,14 +91,13 @@ class AssistFlow:
         self._cloud: Cloud | None = None
         self._networks = networks_of(workload, scenario.seed)
         self._links = {n: one.link for n, one in enumerate(workload.networks or ())}
-        self._coverage: Coverage | None = None
-        if workload.churn is not None:
-            self._coverage = Coverage(workload.churn, scenario.seed, workload.cells, workload.first_cell)
+        seed, cells, first, churn = scenario.seed, workload.cells, workload.first_cell, workload.churn
+        self._coverage = None if churn is None else Coverage(churn, seed, cells, first)
         # Of requests that have ended.
         self._stories = Stories()
         # Requests that the cloud has in hand.
         self._serving: dict[simpy.Event, None] = {}
-        # Whether prompts stay on their device, and why.
+        # Why prompts stay on their device; None: they may leave it.
         self._stays: str | None = None
 
     @property
@@ -111,7 +107,10 @@ class AssistFlow:
 
     def run(self, world: World, totals: Callable[[], Totals]) -> Process:
         env = world.machine.env
-        self._stays = _stays(self._workload, world)
+        if self._workload.privacy == "stays":
+            self._stays = "workload.privacy: prompts stay on the device"
+        elif self._workload.privacy is None and world.crowd.private:
+            self._stays = "workload.privacy is not set, and real prompts stay on the device unless it says may-leave"
         queues = Queues(world, self._requests, partial(self._answered, world))
         # Where the cloud is elsewhere, the device's role is all that happens here.
         if self._system.needs_a_cloud and self._roles.front in world.machines:
@@ -136,7 +135,7 @@ class AssistFlow:
         cloud = self._roles.cloud(machines, self._serves, lambda request: next(numbers))
 
         def served(machine: str, device: str) -> Process:
-            while (yield from cloud.serve(device, lambda *seconds: None)):
+            while (yield from serve_device(cloud, device, lambda *seconds: None)):
                 pass
 
         return served
@@ -222,24 +221,15 @@ class AssistFlow:
 
 
 def _modelled_alone(scenario: Scenario, system: AssistSystem) -> Iterator[Complaint]:
+    if scenario.backend == "sim":
+        return
     why = {"prefix_caching": "prompts begin differently", "batched_prefill": "prompts are read one by one"}
-    for name, what in why.items() if scenario.backend != "sim" else ():
-        if getattr(system.serving, name):
-            said = f"is modelled alone: with backend {scenario.backend} {what}"
-            yield Complaint(("policies", "serving", name), said)
-    if scenario.backend != "sim":
-        said = f"is modelled alone; backend {scenario.backend} has workload.fault for what goes wrong"
-        for key in ("churn", "cells"):
-            if getattr(scenario.assist.workload, key) is not None:
-                yield Complaint(("workload", key), said, at_key=True)
-        for name in (name for name, machine in scenario.machines.items() if machine.outages):
-            yield Complaint(("machines", name, "outages"), said, at_key=True)
-
-
-def _stays(workload: AssistSpec, world: World) -> str | None:
-    """Why prompts stay on their device; None: they may leave it."""
-    if workload.privacy == "stays":
-        return "workload.privacy: prompts stay on the device"
-    if workload.privacy is None and world.crowd.private:
-        return "workload.privacy is not set, and real prompts stay on the device unless it says may-leave"
-    return None
+    for name in filter(partial(getattr, system.serving), why):
+        said = f"is modelled alone: with backend {scenario.backend} {why[name]}"
+        yield Complaint(("policies", "serving", name), said)
+    said = f"is modelled alone; backend {scenario.backend} has workload.fault for what goes wrong"
+    for key in ("churn", "cells"):
+        if getattr(scenario.assist.workload, key) is not None:
+            yield Complaint(("workload", key), said, at_key=True)
+    for name in (name for name, machine in scenario.machines.items() if machine.outages):
+        yield Complaint(("machines", name, "outages"), said, at_key=True)

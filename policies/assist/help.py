@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from kvferry.policies.assist.assistance import MaskComes, Smoothing
 
@@ -63,12 +65,12 @@ class Help:
     paper, where a faster device may have it later; or no token does. ``catch_up``: how the device gets behind the
     cloud's tokens."""
 
-    tokens: int | Literal["auto"] = "auto"
-    ratio: float | Literal["auto"] = "auto"
+    tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    ratio: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     smoothing: Smoothing = "causal"
-    draft: int = 5
-    accepted: float = 0.6
-    patience_s: float | Literal["auto", "planned"] | None = "planned"
+    draft: Annotated[int, Field(ge=1, le=100)] = 5
+    accepted: Annotated[float, Field(gt=0, le=1)] = 0.6
+    patience_s: Annotated[float, Field(gt=0)] | Literal["auto", "planned"] | None = "planned"
     refiner: Refining = "weighted-sentences"
     mask: MaskComes = "behind-token"
     catch_up: CatchUp = "decode"

@@ -3,7 +3,9 @@
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field
 
 # least-loaded: the instance with most free slots; in-turn: one after the other.
 Routing = Literal["least-loaded", "in-turn"]
@@ -40,11 +42,11 @@ class Serving:
     order of arrival, and behind one of any length a short one waits for a piece of it before each of its own.
     """
 
-    slots: int = 16
+    slots: Annotated[int, Field(ge=1, le=100_000)] = 16
     routing: Routing = "least-loaded"
-    tpot_s: float | None = None
-    chunk_tokens: int | None = 2048
-    alone_tokens: int = 8192
+    tpot_s: Annotated[float, Field(gt=0)] | None = None
+    chunk_tokens: Annotated[int, Field(ge=16, le=1_000_000)] | None = 2048
+    alone_tokens: Annotated[int, Field(ge=16, le=1_000_000)] = 8192
     prefix_caching: bool = False
     batched_prefill: bool = False
     prompts: PromptOrder = "first-come"

@@ -48,7 +48,7 @@ class ServedCloud:
         self.env, self._devices = self._world.machine.env, 0
         self._role = flow.cloud_role(self._world.machines)
         (self.cloud,) = made
-        self._front = self.cloud._front.name
+        self._front = self.cloud.front.name
 
     def device(self) -> Channel:
         """The end of another device."""
@@ -61,8 +61,9 @@ class ServedCloud:
         return Asked(self, at_s, leaves_s, REQUEST | changes)
 
     def holds_nothing(self) -> bool:
-        instances = {*self.cloud._prefilling, *self.cloud._decoding}
-        return not any(self.cloud.slots.held) and not any(one.kv.is_used or one.prefilling for one in instances)
+        instances = {*self.cloud.prefilling, *self.cloud.decoding}
+        slots = self.cloud.admission.slots
+        return not any(slots.held) and not any(one.kv.is_used or one.prefilling for one in instances)
 
 
 class Asked:

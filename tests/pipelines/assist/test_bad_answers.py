@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvferry.analysis.metrics import metrics_for
-from kvferry.pipelines.assist import cloud
+from kvferry.pipelines.assist import service
 from kvferry.pipelines.run import run_scenario
 from kvferry.scenarios.loader import load_scenario
 
@@ -26,8 +26,8 @@ from kvferry.scenarios.loader import load_scenario
     ],
 )
 def test_a_value_that_is_none(key: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = cloud.first_answer
-    monkeypatch.setattr(cloud, "first_answer", lambda *args, **more: good(*args, **more) | {key: value})
+    good = service.first_answer
+    monkeypatch.setattr(service, "first_answer", lambda *args, **more: good(*args, **more) | {key: value})
     found = load_scenario("pd_device/assist", ["workload.output=60"])
     run = run_scenario(found)
     assert run.outcome == "done"

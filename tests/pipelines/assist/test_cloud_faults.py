@@ -12,7 +12,7 @@ from kvferry.cloud.messages import BadMessage, failed_of, failure
 from kvferry.machine.machine import Refused
 from kvferry.machine.memory import BudgetedPool
 from kvferry.machine.ops import DecodeStep
-from kvferry.pipelines.assist import cloud as cloud_module
+from kvferry.pipelines.assist import roles, service
 from kvferry.pipelines.assist.cloud import Cloud
 from kvferry.pipelines.assist.instance import Instance
 from kvferry.pipelines.record import Run
@@ -34,7 +34,7 @@ def _costs() -> Iterator[None]:
 @pytest.fixture
 def clouds(monkeypatch: pytest.MonkeyPatch) -> list[Cloud]:
     """As a served cloud has it: what goes wrong with one request is caught."""
-    serve, found = Cloud.serve, []
+    serve, found = roles.serve_device, []
 
     def served(cloud: Cloud, device: str, tell: Any) -> Generator[Any, Any, bool]:
         found.append(cloud)
@@ -43,7 +43,7 @@ def clouds(monkeypatch: pytest.MonkeyPatch) -> list[Cloud]:
         except (KvferryError, ValueError):
             return True
 
-    monkeypatch.setattr(Cloud, "serve", served)
+    monkeypatch.setattr(roles, "serve_device", served)
     return found
 
 
@@ -51,8 +51,8 @@ def check(run: Run, clouds: list[Cloud], why: str, lost: int = 1) -> None:
     assert [len(one.token_times_s) for one in run.requests] == [10, 10, 10]
     assert f"{lost} of 3 requests without all of the cloud's help: the cloud could not go on: {why}" in run.notes[0]
     cloud = clouds[0]
-    assert cloud.slots.held == [0]
-    (instance,) = cloud._decoding
+    assert cloud.admission.slots.held == [0]
+    (instance,) = cloud.decoding
     assert (instance.holders.n, instance.holders._tokens, instance.kv.is_used, instance.prefilling) == (0, 0, False, 0)
 
 
@@ -74,12 +74,12 @@ def of_three() -> Run:
 
 
 def test_refinement_that_fails_gives_its_slot_back(clouds: list[Cloud], monkeypatch: pytest.MonkeyPatch) -> None:
-    once(monkeypatch, Cloud, "_refined", KvferryError("no such\nrefiner"))
+    once(monkeypatch, service.Service, "_refined", KvferryError("no such\nrefiner"))
     check(of_three(), clouds, "no such refiner")
 
 
 def test_a_fault_of_the_clouds_own_is_told_by_its_kind(clouds: list[Cloud], monkeypatch: pytest.MonkeyPatch) -> None:
-    once(monkeypatch, cloud_module, "first_answer", ValueError("a wrong value"))
+    once(monkeypatch, service, "first_answer", ValueError("a wrong value"))
     check(of_three(), clouds, "ValueError: a wrong value")
 
 
@@ -108,7 +108,7 @@ def test_a_prompt_that_fits_nowhere_is_refused_and_the_next_one_served(
 
     def reserves(memory: BudgetedPool, n_bytes: float, tag: str) -> Any:
         # The first one that the cloud asks for.
-        if tag == "kv" and not refused and clouds and clouds[0]._admission._waiting:
+        if tag == "kv" and not refused and clouds and clouds[0].admission._waiting:
             refused.append(n_bytes)
             return Refused(tag, n_bytes, 0.0)
         return reserve(memory, n_bytes, tag)

@@ -9,7 +9,7 @@ from by_hand import by_hand
 from tiny import changed, tiny
 
 from kvferry.analysis.assisted import assisted_metrics
-from kvferry.pipelines.assist import cloud as cloud_module
+from kvferry.pipelines.assist import service
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 
@@ -82,9 +82,9 @@ def test_an_outage_holds_up_nobody_who_has_a_token_of_its_own() -> None:
 
 
 def test_a_pace_that_nobody_would_tolerate_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = cloud_module.first_answer
+    good = service.first_answer
     slow = {"tpot_s": 5.0}
-    monkeypatch.setattr(cloud_module, "first_answer", lambda *args, **more: good(*args, **more) | slow)
+    monkeypatch.setattr(service, "first_answer", lambda *args, **more: good(*args, **more) | slow)
     run = ran(HELP)
     # Users tolerate 100 ms; Eq. 4 alone says 85.
     assert only(run)["pace_s"] == pytest.approx(0.100)

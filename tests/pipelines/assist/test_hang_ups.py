@@ -52,7 +52,7 @@ def test_a_device_that_has_not_drafted_for_a_second_gives_its_slot_to_others(tok
     # The others have it before, for a second each behind their prompts.
     assert [one.first_s is not None for one in silent] == [True, True, True]
     assert healthy.first_s == pytest.approx(0.015 + 3 * (0.100 + 1.0) + 0.100 + 0.010 + 1100e-6)
-    assert served.cloud.slots.held == [0]
+    assert served.cloud.admission.slots.held == [0]
     until(served, 310.0)
     assert served.holds_nothing()
 
@@ -112,7 +112,7 @@ def test_one_that_leaves_while_others_have_its_slot_leaves_nothing_behind() -> N
     served.asks(0.0, leaves_s=1.5, drafts=True)
     healthy = served.asks(0.2, answer=200, tokens=200)
     until(served, 1.6)
-    assert served.cloud.slots.held == [1]
+    assert served.cloud.admission.slots.held == [1]
     until(served, 20.0)
     assert healthy.ended_s is not None
     assert served.holds_nothing()
@@ -120,7 +120,7 @@ def test_one_that_leaves_while_others_have_its_slot_leaves_nothing_behind() -> N
 
 def test_where_memory_is_lacking_one_that_has_not_drafted_for_a_minute_goes() -> None:
     served = ServedCloud("{name: slots, slots: 4}")
-    (instance,) = served.cloud._decoding
+    (instance,) = served.cloud.decoding
     # Room for one request of 1,005 tokens.
     others = instance.kv.reserve(int(instance.machine.memory.free_bytes / instance.kv.n_bytes(1)) - 1500)
     served.asks(0.0, drafts=True)
@@ -138,7 +138,7 @@ def test_of_silent_devices_the_one_that_was_silent_first_gives_its_slot() -> Non
     until(served, 120.0)
     assert healthy.ended_s is not None
     assert healthy.ended_s < 101
-    assert served.cloud.slots.held == [2]
+    assert served.cloud.admission.slots.held == [2]
     until(served, 200.0)
     assert list(map(len, heard_s)) == [2, 2, 2]
 
@@ -163,7 +163,7 @@ def test_a_turn_ends_behind_the_step_that_is_under_way() -> None:
     assert healthy.ended_s == pytest.approx(0.165 + 0.100 + 4 * 0.010 + 0.010 + 100e-6)
     assert gone.first_s is not None
     assert served.holds_nothing()
-    (instance,) = served.cloud._decoding
+    (instance,) = served.cloud.decoding
     assert instance.turns.decoded == 5 + 4
 
 
@@ -172,7 +172,7 @@ def test_one_that_waits_for_a_slot_gives_up_the_memory_of_its_kv() -> None:
     served = ServedCloud("{name: slots, slots: 1}", machines=APART)
     served.asks(0.0, tokens=3000, answer=3000)
     served.asks(0.0, leaves_s=1.0)
-    (prefilling,) = served.cloud._prefilling
+    (prefilling,) = served.cloud.prefilling
     until(served, 0.9)
     assert prefilling.kv.is_used
     until(served, 1.02)

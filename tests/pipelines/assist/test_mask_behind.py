@@ -14,7 +14,7 @@ from kvferry.cloud.asked import asked_of
 from kvferry.cloud.messages import BadMessage, ask
 from kvferry.cloud.said import mask_of
 from kvferry.cloud.story import Story
-from kvferry.pipelines.assist import cloud as cloud_module
+from kvferry.pipelines.assist import service
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.assist.help import Help
@@ -143,8 +143,8 @@ def test_a_slot_is_held_no_longer_than_with_the_paper() -> None:
 
 @pytest.mark.parametrize("mask", [5, b"\0", {}, float("nan"), ["x"], True])
 def test_a_mask_that_is_none_ends_the_conversation(mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = cloud_module.mask_behind
-    monkeypatch.setattr(cloud_module, "mask_behind", lambda *args: good(*args) | {"mask": mask})
+    good = service.mask_behind
+    monkeypatch.setattr(service, "mask_behind", lambda *args: good(*args) | {"mask": mask})
     run = ran(HELP)
     assert only(run)["own_first_s"] == pytest.approx(MASK_S + 1.000)
     assert "what the cloud has sent is no answer: its mask is" in run.notes[0]

@@ -164,13 +164,9 @@ def test_all_is_given_back_whatever_memory_slots_and_patience(
     assert [len(one.token_times_s) for one in run.requests] == asked.outputs.tolist()
     (cloud,) = clouds
     # What is under way for a device that has just gone comes to its end.
-    cloud._front.env.run()
-    assert not any(cloud.slots.held)
-    for instance in {*cloud._prefilling, *cloud._decoding}:
-        assert (instance.holders.n, instance.holders._tokens, instance.turns._context, instance.prefilling) == (
-            0,
-            0,
-            0,
-            0,
-        )
+    cloud.front.env.run()
+    assert not any(cloud.admission.slots.held)
+    for instance in {*cloud.prefilling, *cloud.decoding}:
+        in_hand = instance.holders.n, instance.holders._tokens, instance.turns._context, instance.prefilling
+        assert in_hand == (0, 0, 0, 0)
         assert (instance.kv.is_used, instance.machine.memory.used_bytes) == (False, held_bytes)
