@@ -87,7 +87,8 @@ class Result:
     def repeats(self) -> Repeats:
         """All runs, each with its figures."""
         scenarios = self.scenarios or [self.scenario] * len(self.runs)
-        return Repeats(self.runs, [*map(metrics_for, scenarios, self.runs)], scenarios)
+        figures = [metrics_for(*one) for one in zip(scenarios, self.runs, strict=True)]
+        return Repeats(self.runs, figures, scenarios)
 
     @cached_property
     def _typical(self) -> int:

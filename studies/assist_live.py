@@ -113,8 +113,8 @@ class Bench:
             began_s = thread_time()
             said = really(runner, op, *more)
             took_s = thread_time() - began_s
-            assert runner.decoder is not None
-            role = self._role_of[runner.decoder.model.config.hidden_size]
+            assert runner.model.decoder is not None
+            role = self._role_of[runner.model.decoder.model.config.hidden_size]
             if isinstance(op, Prefill) and op.context_tokens + op.tokens >= LEAST_TOKENS:
                 ops[role].append(op)
                 found.append(Took(role, "prompt", took_s))

@@ -14,10 +14,11 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from full_attention import Task, exact
 from quality_systems import decoded
 
 from kvferry.backends.live.decoding.indexes.table import index_maker
+from kvferry.backends.live.quality.full_attention import exact
+from kvferry.backends.live.quality.tasks import Task
 from kvferry.model.decoder import Decoder
 from kvferry.model.models import load_model, spec_of
 from kvferry.model.prompts import Prompts

@@ -75,7 +75,7 @@ def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
     pytest.importorskip("uvicorn")
     from kvferry.backends.live.wire import caller, channel, event, reception, served_wires
     from kvferry.cloud import asked, messages
-    from kvferry.pipelines.assist import cloud
+    from kvferry.pipelines.assist import verification as drafts
     from kvferry.policies.assist.prompt_mask import MOST_PROMPT_TOKENS
 
     said = bounds()
@@ -95,9 +95,9 @@ def test_what_a_cloud_and_its_devices_take_of_each_other() -> None:
     )
     assert said["devices of `serve-cloud`"].startswith(f"{served_wires.MOST_CHANNELS}; the longest silent makes room")
     assert said["a device that drafts"] == (
-        f"{cloud._DRAFTS_S:g} s between rounds; its slot is another's behind {cloud._SLOT_S:g} s of silence until it "
-        f"drafts again, its memory behind {cloud._FIRST_DRAFTS_S:g} s before the first round and "
-        f"{cloud._NEXT_DRAFTS_S:g} s behind each"
+        f"{drafts._DRAFTS_S:g} s between rounds; its slot is another's behind {drafts._SLOT_S:g} s of silence until it "
+        f"drafts again, its memory behind {drafts._FIRST_DRAFTS_S:g} s before the first round and "
+        f"{drafts._NEXT_DRAFTS_S:g} s behind each"
     )
     assert said["a cloud that its device asks"] == (
         f"{caller.ANSWER_S:g} s to let it in or take a message, {caller.SILENCE_S:g} s of silence; "

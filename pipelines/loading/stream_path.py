@@ -114,7 +114,7 @@ class StreamPath:
         each_bytes = [load.context.unit_bytes(unit, level) for unit in units]
         if isinstance(event.value, LinkDown) or cancelled(event):
             for unit, unit_bytes in zip(units, each_bytes, strict=True):
-                self._progress.stream_cancelled(unit, unit_bytes)
+                self._progress.link_left(unit, unit_bytes)
             load.pump()
         elif load.done.triggered:
             return  # booked as wasted when the load was done
@@ -145,6 +145,6 @@ class StreamPath:
         arrivals.units_unusable += len(units)
         for unit, unit_bytes in zip(units, each_bytes, strict=True):
             arrivals.wasted_bytes += unit_bytes
-            self._progress.stream_cancelled(unit, unit_bytes)
+            self._progress.link_left(unit, unit_bytes)
             if not self._progress.present[unit]:
                 arrivals.lost.add(unit)

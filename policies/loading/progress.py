@@ -112,7 +112,7 @@ class LoadProgress:
 
     def streamed(self, unit: int, n_bytes: float) -> None:
         """The unit has been delivered, decompressed and put where attention can read it."""
-        self.stream_cancelled(unit, n_bytes)
+        self.link_left(unit, n_bytes)
         self.streamed_bytes += n_bytes
         self.delivered.append(unit)
         self._arrive(unit)
@@ -125,7 +125,7 @@ class LoadProgress:
         if not self.present[unit]:
             self.first_missing[l][c] = min(self.first_missing[l][c], t)
 
-    def stream_cancelled(self, unit: int, n_bytes: float) -> None:
+    def link_left(self, unit: int, n_bytes: float) -> None:
         """The link no longer brings the unit."""
         self.streaming[unit] = 0
         self.units_streaming -= 1

@@ -7,7 +7,7 @@ import pytest
 from kvferry.analysis.reproduction.memory_measurements import largest_batch
 from kvferry.analysis.reproduction.paper import PAPERS
 from kvferry.machine.ops import DecodeStep
-from kvferry.pipelines.decoding.delays import Delays
+from kvferry.pipelines.decoding.queue_work import QueueWork
 from kvferry.pipelines.decoding.runtimes import on_runtime
 from kvferry.pipelines.decoding.systems import DECODE_SYSTEMS
 from kvferry.scenarios.loader import load_scenario
@@ -53,5 +53,6 @@ def test_full_attention_decodes_as_fast_as_printed(row: dict[str, str]) -> None:
     scenario, batch = scenario_of(row), int(row["requests"])
     tokens = int(row["input"]) + int(row["output"]) / 2
     kernel = DECODE_SYSTEMS[scenario.system].roles.attention
-    step_s = Delays(on_runtime(scenario).device, scenario.model).op_s(DecodeStep(batch, tokens, kernel=kernel))
+    queues = QueueWork(on_runtime(scenario).device, scenario.model)
+    step_s = queues.op_s(DecodeStep(batch, tokens, kernel=kernel))
     assert batch / step_s == pytest.approx(float(row["tokens_per_s"]), rel=0.12)

@@ -81,11 +81,12 @@ def test_three_like_paths_bring_a_third_each() -> None:
     # Twelve units of 1 s on every path: 4 s, where two paths need 6.
     context = context_of((6, 2, 1))
     problem = problem_of(context, np.ones((6, 2, 1), bool))
-    load = loaded(Steady(), context, problem, ThreeWayFerry())
+    machine = Steady()
+    load = loaded(machine, context, problem, ThreeWayFerry())
     assert (load.arrivals.units_computed, load.arrivals.units_streamed, load.arrivals.units_read) == (4, 4, 4)
-    assert load.machine.env.now == pytest.approx(4.0)
-    two = loaded(Steady(), context, replace(problem, read_bytes=None), Ferry())
-    assert two.machine.env.now == pytest.approx(6.0)
+    assert machine.env.now == pytest.approx(4.0)
+    loaded(two := Steady(), context, replace(problem, read_bytes=None), Ferry())
+    assert two.env.now == pytest.approx(6.0)
 
 
 def test_what_does_not_lie_on_storage_is_not_read() -> None:
@@ -141,9 +142,9 @@ def test_a_load_completes_with_each_unit_once_and_never_below_the_bound(
     shape = (4, 3, 1)
     context = context_of(shape, coupling)
     problem = problem_of(context, np.random.default_rng(seed).random(shape) < stored)
-    load = loaded(Steady(link, storage), context, problem, ThreeWayFerry())
+    load = loaded(machine := Steady(link, storage), context, problem, ThreeWayFerry())
     assert load.progress.complete
     assert load.arrivals.units_computed + load.arrivals.units_streamed + load.arrivals.units_read == problem.units
     if coupling == "per_head":
         least_s = three_way_bound_s(problem, UNIT_BYTES * link, UNIT_BYTES * storage)
-        assert load.machine.env.now >= least_s * (1 - 1e-9)
+        assert machine.env.now >= least_s * (1 - 1e-9)

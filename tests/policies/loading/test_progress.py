@@ -81,7 +81,7 @@ def test_a_race_counts_the_unit_once() -> None:
     load.hand_over_stream(0, 10.0)
     load.computed(0)
     assert load.remaining == 8
-    load.stream_cancelled(0, 10.0)
+    load.link_left(0, 10.0)
     assert load.remaining == 8
     assert load.streamed_bytes == 0.0
     assert list(load.absent_units()) == list(range(1, 9))
@@ -104,6 +104,6 @@ def test_nothing_under_way_is_exactly_nothing(costs: list[float], order: Random)
     order.shuffle(units)
     for unit in units:
         order.choice([load.computed, load.compute_cancelled])(unit)
-        order.choice([load.streamed, load.stream_cancelled])(unit, costs[unit])
+        order.choice([load.streamed, load.link_left])(unit, costs[unit])
         assert (load.units_computing, load.units_streaming) == (sum(load.computing), sum(load.streaming))
     assert (load.computing_s, load.streaming_bytes) == (0.0, 0.0)
