@@ -57,7 +57,7 @@ def main() -> None:
             Decoder(model), sample, plan.keys.index, sequences=1, room_tokens=room_tokens
         )
         with TemporaryDirectory() as folder:
-            logits, _, _ = decoded(plan, model, task, true, index, Path(folder))
+            logits, *_ = decoded(plan, model, task, true, index, Path(folder))
         # The first token comes from prefill.
         own = logits[1:].log_softmax(-1)
         quarters = np.array_split(np.arange(len(own)), 4)
