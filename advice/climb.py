@@ -46,8 +46,8 @@ class Climb:
         best = self._whole.of(begin)
         for _ in range(_MOST_ROUNDS):
             allowed = [one for one in near(best.composition) if one.gives_up_no_more_than(loss)]
-            # Where even the best so far does not fit, or keeps no limits, nothing is hopeless, and another way to
-            # decode is most likely to.
+            # Try everything while the best so far does not fit or breaks a limit: first what decodes another way, as
+            # that is the likeliest to fit.
             worth_it, unlike = partial(self.is_worth_it, best.composition), partial(self._unlike, best.composition)
             hopeful = sorted(allowed, key=unlike) if self._whole.rank(best)[0] else filter(worth_it, allowed)
             found = self.each(self._whole, hopeful, loss, lambda: self.in_time and monotonic() < until_s)

@@ -30,7 +30,8 @@ def reproduce_paper(
     workers: int | None = None,
     progress: Progress = lambda done, of: None,
 ) -> Report:
-    """Run a paper's experiments, each with the first `seeds` of its seeds (None: with all), and judge its claims.
+    """Run a paper's experiments, with no more than the first `seeds` of their seeds (None: as many as
+    ``Paper.seeds_of_run`` has), and judge its claims.
 
     {"paper", "agreement": as ``agreement_of`` has it,
     "claims": [{"id", "what", "statistic", "paper_low", "paper_high",
@@ -122,8 +123,7 @@ def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
     simulated = paper.experiments[key.experiment].by == "simulation"
     metrics = paper.cell_metrics if simulated else [name for name in results.rows[key][0] if name != "outcome"]
     printed = {cell.metric: cell for cell in paper.cells if (cell.experiment, cell.case, cell.system) == key}
-    of_paper = key._replace(system=paper.name)
-    paper_s = results.figure(of_paper, "ttft_s") if of_paper in results.rows else None
+    over_paper = _over_paper(paper, key, results)
     for metric in metrics:
         ours = results.figure(key, metric)
         cell = printed.get(metric)
@@ -143,8 +143,19 @@ def _cells(paper: Paper, key: Key, results: Results) -> Iterable[Report]:
             "ours_range": _range(f and f * scale for f in results.of_seeds(key, metric)),
             "relative_error": None if cell is None or cell.out_of_memory or ours is None else cell.error(ours),
             **({"fitted": True} if cell is not None and cell.fitted else {}),
-            **({f"over_{paper.name}": ours / paper_s} if metric == "ttft_s" and ours and paper_s else {}),
+            **({f"over_{paper.name}": over_paper} if metric == "ttft_s" and over_paper else {}),
         }
+
+
+def _over_paper(paper: Paper, key: Key, results: Results) -> float | None:
+    """Returns a run's TTFT over the paper's own system's, by the medians over the seeds that both were run with; None
+    where one has none."""
+    pairs = zip(results.of_seeds(key, "ttft_s"), results.of_seeds(key._replace(system=paper.name), "ttft_s"))
+    known = [(ours_s, paper_s) for ours_s, paper_s in pairs if ours_s and paper_s]
+    if not known:
+        return None
+    ours_s, paper_s = (float(np.median(figures)) for figures in zip(*known, strict=True))
+    return ours_s / paper_s
 
 
 def agreement_of(cells: list[Report], everywhere: Collection[str]) -> Report | None:

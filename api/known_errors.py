@@ -1,4 +1,4 @@
-"""What is known of how far a run's figures may be off."""
+"""Known errors of a run's figures, from which their intervals are made."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _available(scenario: Scenario) -> Callable[[float], float]:
     if load is None or (load.processor or scenario.device.main) != scenario.device.main:
         return lambda now_s: 1.0
     taken = load_trace(load)
-    return taken.with_rates(1 - taken.rates).rate_at
+    return taken.complement().rate_at
 
 
 def _row(scenario: Scenario, problem: LoadProblem, planner: Planner, start: LoadFacts) -> dict[str, Any]:

@@ -84,7 +84,8 @@ class Bottleneck:
         if flow.serving is None:
             now = self.env.now
             self.advance(now)
-            if self._begin(flow, now):
+            # An air that goes on to now may have begun it.
+            if flow.serving is None and self._begin(flow, now):
                 self._plan(now)
 
     def _begin(self, flow: Flow, now: float) -> bool:

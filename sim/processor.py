@@ -1,14 +1,13 @@
 """A processor: ops in a queue, slowed by background load and by a shared memory's bandwidth."""
 
 import math
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import simpy
 
+from kvferry.machine.ended import Ended
 from kvferry.machine.ops import DecodeRun, Op
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
@@ -56,7 +55,7 @@ class Processor(WorkQueue):
         self._bus = bus
         # When it can begin its first op; None: nobody has asked it to start.
         self._from_s = None if spec.load_s else 0.0
-        self._ended = _Ended()
+        self._ended = Ended()
         # Of the op that runs under the bus or beside others.
         self._pace = Pace(env, self._available, self._finish)
         self._running: TimedWork | None = None
@@ -175,28 +174,11 @@ class Processor(WorkQueue):
         super()._end(work)
 
 
-class _Ended:
-    """Ops that ended, by end."""
-
-    def __init__(self) -> None:
-        self._ends_s, self._nominals_s, self._actuals_s = array("d"), array("d"), array("d")
-
-    def add(self, end_s: float, nominal_s: float, actual_s: float) -> None:
-        self._ends_s.append(end_s)
-        self._nominals_s.append(nominal_s)
-        self._actuals_s.append(actual_s)
-
-    def speed(self, from_s: float) -> float | None:
-        first = bisect_left(self._ends_s, from_s)
-        actual_s = math.fsum(self._actuals_s[first:])
-        return math.fsum(self._nominals_s[first:]) / actual_s if actual_s else None
-
-
 def _available(name: str, load: RateTrace | None) -> RateTrace | None:
     """What a background load leaves over, as a rate; a load that ends leaves everything afterwards."""
     if load is None:
         return None
-    available = load.with_rates(1 - load.rates)
+    available = load.complement()
     if load.on_end == "end":
         available = RateTrace(np.append(load.edges_s, load.duration_s + 1), np.append(available.rates, 1.0), "hold")
     if math.isinf(available.finish_s(available.duration_s, 1.0)):

@@ -59,7 +59,8 @@ class SimStream:
         for n, value in self._said.items():
             values[n] = value
         arrivals_s = self._outbox.carry.arrivals_s(*self._outbox.names, self._sent_s, self._n_bytes)
-        return Streamed(arrivals_s, values)
+        # A copy: more may be put on a stream that was cut.
+        return Streamed([*arrivals_s], values)
 
 
 class CarriedStream:

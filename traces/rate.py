@@ -69,5 +69,9 @@ class RateTrace(Replay):
         return self.amount(0, self.duration_s) / self.duration_s
 
     def with_rates(self, rates: np.ndarray) -> "RateTrace":
-        """The same course at other rates."""
+        """Returns the same course at other rates. Raises ValueError for a rate below 0."""
         return RateTrace(self.edges_s, rates, self.on_end, self.loop_from_s)
+
+    def complement(self) -> "RateTrace":
+        """Returns one minus each rate: the share that a load leaves over. Raises ValueError for a rate above 1."""
+        return self.with_rates(1 - self.rates)

@@ -236,7 +236,8 @@ class Paper:
         return spec.seeds or self.seeds or (None,)
 
     def seeds_of_run(self, key: Key) -> tuple[int | None, ...]:
-        """The experiment's seeds; the first of them for a run on which no claim and no printed cell rests."""
+        """The experiment's seeds; the first of them for a run on which no claim, printed cell or order of systems
+        rests."""
         seeds = self.seeds_of(key.experiment)
         return seeds if key in self._judged else seeds[:1]
 
@@ -253,7 +254,14 @@ class Paper:
     @cached_property
     def _judged(self) -> frozenset[Key]:
         claimed = (key for evidence in self.evidence.values() for key in self.runs_of(evidence))
-        return frozenset((*claimed, *(Key(cell.experiment, cell.case, cell.system) for cell in self.cells)))
+        ordered = (
+            Key(order.experiment, case, system)
+            for order in (exhibit.order for exhibit in self.exhibits)
+            if order is not None
+            for case in self.experiments[order.experiment].cases
+            for system in order.systems
+        )
+        return frozenset((*claimed, *ordered, *(Key(cell.experiment, cell.case, cell.system) for cell in self.cells)))
 
     def with_seeds(self, most: int) -> "Paper":
         """The same paper with no more than the first `most` seeds of each experiment."""

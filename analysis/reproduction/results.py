@@ -43,13 +43,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Results:
-    """Every run's scenario, with its first seed; and for each seed its figures by metric key, "outcome" and "why"."""
+    """Every run's scenario, with its first seed; and for each seed that it was run with (``Paper.seeds_of_run``) its
+    figures by metric key, "outcome" and "why"."""
 
     scenarios: Mapping[Key, Scenario]
     rows: Mapping[Key, Sequence[Mapping[str, Any]]]
 
     def of_seeds(self, key: Key, metric: str) -> list[float | None]:
-        """A figure of a run with each seed; None where that run gave none, or it does not apply. Empty: not run."""
+        """A figure of a run with each of its seeds; None where that gave none, or it does not apply. Empty: not run."""
         return [None if row.get(metric) is None else float(row[metric]) for row in self.rows.get(key, ())]
 
     def figure(self, key: Key, metric: str) -> float | None:
@@ -76,7 +77,8 @@ def scenarios_of(paper: Paper) -> dict[Key, Scenario]:
 def carry_out(
     paper: Paper, folder: Path, workers: int | None = None, progress: Progress = lambda done, of: None
 ) -> Results:
-    """Run what the folder does not hold yet, with every seed, and measure what needs no run."""
+    """Run what the folder does not hold yet, with every seed of each run, and measure what needs
+    none."""
     scenarios = scenarios_of(paper)
     points = [
         (key, _with_seed(scenario, seed)) for key, scenario in scenarios.items() for seed in paper.seeds_of_run(key)

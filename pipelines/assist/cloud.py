@@ -66,12 +66,12 @@ class Cloud:
         self.gone = False
 
     def die(self, channel: Channel) -> None:
-        """Nobody is served any more, whoever was in this channel first of all."""
+        """Stops serving: closes this channel, and accepts no further requests."""
         self.gone = True
         channel.close()
 
     def figures(self, since_s: float) -> dict[str, float]:
-        """Returns what is said of a cloud that has been asked since then; nothing of one that has served nobody.
+        """Returns the cloud's metrics since `since_s`, when its first request came; empty if it has served none.
         ``cloud_batch``: requests that decoded together, in the mean over all steps; 0 without any."""
         if not self.served:
             return {}

@@ -4,8 +4,8 @@ from kvferry.pipelines.assist.estimates import Prices
 
 
 class Holders:
-    """A request is taken in when steps with all who hold a slot then take no longer than `kept_tpot_s`, or when nobody
-    holds one. No token of a request is later than its promise, as long as estimates are true."""
+    """Admits a request when a step for all holders and it takes at most `kept_tpot_s`, or when there is no holder. No
+    token of a request is later than promised, as long as the estimates are true."""
 
     def __init__(self, prices: Prices, kept_tpot_s: float) -> None:
         self._prices, self._kept_tpot_s = prices, kept_tpot_s

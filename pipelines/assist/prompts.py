@@ -59,7 +59,7 @@ class Prompts:
         return None
 
     def beside(self, prompt: Prompt, piece: Prefill) -> list[Prompt]:
-        """Whole prompts that are prefilled in the same pass as the rest of this one, while nobody decodes."""
+        """Returns whole prompts to prefill in the same pass as the rest of this one, while no request decodes."""
         if not self._serving.batched_prefill or piece.tokens < prompt.left:
             return []
         found: list[Prompt] = []

@@ -27,8 +27,8 @@ Tell = Callable[[float, float, float], None]
 
 def serve_device(cloud: Cloud, device: str, tell: Tell) -> Generator[simpy.Event, Any, bool]:
     """Serves one request of a device. Returns whether there was one: False once the device has ended its channel or is
-    gone. Whatever goes wrong with the request gives back what it held, and the device is told; then it is raised:
-    BadMessage for what is no request, OutOfMemory for one that fits nowhere."""
+    gone. An error releases what the request held and is reported to the device. Raises BadMessage for a message that
+    is no request, OutOfMemory for a request that fits nowhere."""
     channel, fault = cloud.front.outside.open(device), cloud.workload.fault
     if cloud.gone or (fault is not None and fault.what == "unreachable"):
         channel.close()

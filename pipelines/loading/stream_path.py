@@ -39,6 +39,8 @@ class StreamPath:
             self._arrivals.wasted_bytes += n_bytes
 
     def _has_room(self) -> bool:
+        if self._transfers.link_runs_dry:
+            return True
         window_bytes = self._load.loader.window.n_bytes(self._load.facts)
         return self._transfers.has_room(window_bytes, self._progress.streaming_bytes)
 

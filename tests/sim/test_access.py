@@ -155,3 +155,18 @@ def test_messages_that_were_sent_before_are_late_each_by_its_own_draw() -> None:
     way = replace(access(env), late=lambda n: np.arange(1.0, n + 1))
     assert way.ways_s([0.0, 0.5, 4.0]) == pytest.approx([1.01, 2.51, 7.01])
     assert access(env).ways_s([0.0, 0.5]) == pytest.approx([0.01, 0.51])
+
+
+def test_a_part_that_is_put_on_a_stream_behind_the_close_does_not_come() -> None:
+    env = simpy.Environment()
+    board = Switchboard(env)
+    phone, cloud = board.open("phone", "cloud"), board.open("cloud", "phone")
+    stream = cloud.stream(4.0)
+    stream.put("before")
+    cloud.close()
+    stream.put("behind")
+    told: list[tuple[list[float], list[str]]] = []
+    received = phone.receive(lambda times_s, values: told.append(([*times_s], [*values])))
+    env.run()
+    assert received.value is None
+    assert told == [([0.0], ["before"])]

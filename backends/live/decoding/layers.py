@@ -156,7 +156,7 @@ class Layers(RegisteredOps):
         new = self._state.keys_values()
         self._put(layer, *new)
         brought = inputs[0] if kv.at is None else memory_of(self._tiers).device.read(kv.at)
-        swapped = inputs[1:2] if kv.swaps and kv.swapped is not None else ()
+        swapped = (inputs[1],) if kv.swaps and kv.swapped is not None else ()
         keys, values, there = self.blocks.attended(kv, brought, *swapped)
         if self._noted_tokens is not None:
             self._noted_tokens.attended(kv, self._state.position, self.blocks.recent or kv.recent)

@@ -46,7 +46,7 @@ class LiveStorage(Worker):
         return self._move("Read", extents, lambda _: file.read(extents), after, request)
 
     def write(self, extents: Extents, after: Iterable[Ticket] = (), request: int | None = None) -> LiveWork:
-        """Of a device with larger blocks, those that are written in part are read before."""
+        """The ticket fires once all is written. The modelled device's blocks that it covers in part are read first."""
         file, source, asked = self._opened(), self._source, {}
         if source is None:
             raise InputError("this machine was made without a source, of what is to be written")

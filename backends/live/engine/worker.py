@@ -1,8 +1,6 @@
 """Threads that serve a queue in wall-clock time."""
 
 import math
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -11,6 +9,7 @@ from typing import Any
 from kvferry.backends.live.engine.environment import WallClockEnvironment
 from kvferry.backends.live.engine.out_of_memory import lack_of_memory
 from kvferry.backends.live.engine.thread_work import Call, LiveWork, Moving, WorkFailed, fire
+from kvferry.machine.ended import Ended
 from kvferry.machine.span import Span, Tell
 from kvferry.machine.ticket import Ticket
 from kvferry.machine.work_queue import TimedWork, WorkQueue
@@ -31,8 +30,8 @@ class Worker(WorkQueue):
         self._jobs: SimpleQueue[tuple[LiveWork, Call, tuple[Any, ...]] | None] = SimpleQueue()
         self._threads: list[Thread] = []
         self._closed = False
-        # For `speed`: ended work whose nominal duration is known, in order of ending.
-        self._ends_s, self._nominals_s, self._actuals_s = array("d"), array("d"), array("d")
+        # Work whose nominal duration is known.
+        self._ended = Ended()
 
     def do(
         self,
@@ -91,9 +90,7 @@ class Worker(WorkQueue):
 
     def speed(self, window_s: float) -> float | None:
         """Nominal over actual duration of the work that ended in the last `window_s`; None when unknown."""
-        first = bisect_left(self._ends_s, self.env.now - window_s)
-        actual_s = math.fsum(self._actuals_s[first:])
-        return math.fsum(self._nominals_s[first:]) / actual_s if actual_s else None
+        return self._ended.speed(self.env.now - window_s)
 
     def left(self, work: LiveWork) -> list[LiveWork]:
         """Work under way was cancelled. Returns other work that ended by that."""
@@ -133,9 +130,7 @@ class Worker(WorkQueue):
         ended = work.end(result, error)
         assert work.start_s is not None and work.end_s is not None
         if not math.isnan(work.nominal_s):
-            self._ends_s.append(work.end_s)
-            self._nominals_s.append(work.nominal_s)
-            self._actuals_s.append(work.end_s - work.start_s)
+            self._ended.add(work.end_s, work.nominal_s, work.end_s - work.start_s)
         return ended
 
     # --- the threads ---------------------------------------------------------------------------------------------

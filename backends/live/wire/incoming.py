@@ -1,4 +1,4 @@
-"""What has come over a wire, and who waits for it."""
+"""Messages that have arrived over a wire, and receivers that wait for them."""
 
 import math
 from collections import deque
@@ -40,14 +40,14 @@ class Incoming:
         # Guarded by the environment's lock.
         self._waiting_bytes = 0
         self._receivers: deque[_Receiver] = deque()
-        # What has arrived and when; the last one stays: goodbye, or an error.
+        # Events with their arrival times; a goodbye or an error stays as the last one.
         self._inbox: deque[tuple[float, Event | KvferryError]] = deque()
         self._over = False
         self.gone: simpy.Event = env.event()
 
     @property
     def heard_s(self) -> float:
-        """As a Channel has it."""
+        """Returns when the stream being received last brought a part, as ``Channel.heard_s``; -inf without one."""
         for receiver in [*self._receivers][:1]:
             return receiver.times_s[-1] if receiver.times_s else -math.inf
         return -math.inf
@@ -62,8 +62,8 @@ class Incoming:
         return None
 
     def come(self, said: Event | KvferryError, then: Callable[[tuple[Event | KvferryError, float]], None]) -> None:
-        """Something has come to this machine, by any thread: `then` is told of it and when, where processes run. Too
-        much becomes an error, and what is behind that is lost."""
+        """Passes an event that has arrived on to `then`, with its time, in the environment's thread. Any thread may
+        call this. Once more than `most_waiting_bytes` wait, passes on an error instead and drops whatever follows."""
         with self._env.lock:
             if self._waiting_bytes > self._most_waiting_bytes:
                 return

@@ -297,7 +297,10 @@ def test_measurements_are_taken_on_all_cores_and_each_finds_its_run(papers: Path
 def test_a_run_on_which_nothing_is_judged_takes_the_first_seed(papers: Path) -> None:
     # C1 compares both systems in both cases; without it C2 looks at one run. A printed cell is judged as well.
     (papers / "small" / "claims.csv").write_text("".join(PAPER_FILES["claims.csv"].splitlines(keepends=True)[::2]))
-    exhibits = PAPER_FILES["exhibits.yaml"].replace("[C1, C2]", "[C2]")
+    whole = PAPER_FILES["exhibits.yaml"].replace("[C1, C2]", "[C2]")
+    order = "order: {experiment: main, systems: [local, stream]}, "
+    assert order in whole
+    exhibits = whole.replace(order, "")
     (papers / "small" / "exhibits.yaml").write_text(exhibits)
     paper = with_seeds(papers, ("  C1:", "  # C1:"))
     (papers / "small" / "cells.csv").write_text("experiment,case,system,metric,printed\nmain,short,local,ttft_s,2.0\n")
@@ -306,6 +309,11 @@ def test_a_run_on_which_nothing_is_judged_takes_the_first_seed(papers: Path) -> 
     paper = load_paper("small", papers)
     judged = {key[1:] for key in scenarios_of(paper) if len(paper.seeds_of_run(key)) == 3}
     assert judged == {("long", "stream"), ("short", "local")}
+    # Systems are put in order by medians over the same seeds.
+    (papers / "small" / "exhibits.yaml").write_text(whole)
+    paper = load_paper("small", papers)
+    judged = {key[1:] for key in scenarios_of(paper) if len(paper.seeds_of_run(key)) == 3}
+    assert judged == {(case, system) for case in ("short", "long") for system in ("stream", "local")}
 
 
 def test_an_experiment_that_sets_its_seed_keeps_it(papers: Path) -> None:
