@@ -39,8 +39,9 @@ from kvferry.specs.model import ModelSpec
 # Groups, compression of the keys, and slots per selected group: those of `scenarios/kvswap/live.yaml`, whose models are
 # small.
 _GROUP_TOKENS, _COMPRESSION, _SLOTS = 8, 8, 2
-# The first steps fill the reuse buffers and warm up; then whole cycles of the rolling buffer are measured.
-_WARM_STEPS, _CYCLES = 2, 2
+# The first steps fill the reuse buffers, whose memory is new, and take up to twice as long; then whole cycles of the
+# rolling buffer are measured.
+_WARM_STEPS, _CYCLES = 8, 2
 # Tokens that prefill and the steps leave.
 _OUTPUT = 1 + _WARM_STEPS + _CYCLES * _GROUP_TOKENS
 

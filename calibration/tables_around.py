@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from kvferry.calibration import compute, decoding, retrieval
+from kvferry.calibration import compute, decoding, dispatch, retrieval
 from kvferry.calibration.decoding import Point
 from kvferry.calibration.measured_model import Rig
-from kvferry.calibration.measurement import Measurement, merged
+from kvferry.calibration.measurement import Measurement, merged, only
 from kvferry.calibration.settings import Settings
 from kvferry.calibration.speed import Speed
 from kvferry.calibration.tables import tables
@@ -53,12 +53,16 @@ class TablesAround:
         self.speed.probe()
 
     def priced(self) -> Scenario:
-        """Returns the scenario as it is to be simulated: by the tables."""
+        """Returns the scenario as it is to be simulated: by the tables, and the dispatch that was taken from them."""
         self.half()
-        for file, content in tables(merged(self._measured)).items():
+        measured = merged(self._measured)
+        for file, content in tables(measured).items():
             write_file(self._folder / "measured" / self._scenario.model.name / file, content)
         device = self._scenario.device
-        main = device.processors[device.main].model_copy(update={"measured": str(self._folder / "measured")})
+        found: dict[str, object] = {"measured": str(self._folder / "measured")}
+        for one in only(measured, "dispatch"):
+            found["dispatch_s"] = one.typical
+        main = device.processors[device.main].model_copy(update=found)
         costs = self._scenario.costs.model_copy(update={"truth": "table"})
         changed = device.model_copy(update={"processors": {**device.processors, device.main: main}})
         return self._scenario.model_copy(update={"device": changed, "costs": costs})
@@ -116,6 +120,8 @@ def _of_turns(rig: Rig, scenario: Scenario) -> Iterator[Task]:
 
 
 def _of_steps(rig: Rig, folder: Path, scenario: Scenario, system: DecodeSystem) -> Iterator[Task]:
+    # Steps are measured with what it takes to hand their ops over.
+    yield lambda: [dispatch.dispatch(rig.settings)]
     settings, context = Settings(model=""), scenario.decode.workload.context
     measure = _DECODING[scenario.system]
     plan = plan_for(scenario, system)

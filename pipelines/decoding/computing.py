@@ -65,11 +65,7 @@ class Attend(OfLayersAlike):
         tokens = this.tokens + recent + 1
         now.record.attends(tokens, now.tokens_stored, len(now.alike(layer)))
         op = self.op(now.plan, tokens, kv, away=now.away(layer))
-        ticket = now.machine.submit(op, after=after)
-        if now.plan.writes_back and now.away(layer):
-            # The layer's KV is a new tensor now.
-            now.machine.move(now.whole(layer), "device", now.tiers[layer], after=(ticket,))
-        return ticket
+        return now.machine.submit(op, after=after)
 
     def parts(self, prices: Prices) -> Parts:
         plan = prices.plan

@@ -272,6 +272,20 @@ class BringAll:
         return prices.move(prices.plan.rows, prices.plan.row_bytes, prices.tier, "device")
 
 
+class WriteBack:
+    """All blocks of a layer go back to where they lie, as attention has made a new tensor of them."""
+
+    worker: Worker = "mover"
+
+    def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
+        if not now.away(layer):
+            return after[0]
+        return now.machine.move(now.whole(layer), "device", now.tiers[layer], after=after)
+
+    def parts(self, prices: Prices) -> Parts:
+        return prices.move(prices.plan.rows, prices.plan.row_bytes, "device", prices.tier)
+
+
 class RebuildKeys:
     """Keys of the chosen tokens are rebuilt while their values move (ShadowKV's second stream)."""
 

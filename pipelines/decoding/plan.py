@@ -75,9 +75,8 @@ class DecodePlan:
 
     @property
     def writes_back(self) -> bool:
-        """Returns whether all KV of a layer that lies elsewhere is written back in every step, because attention has
-        made another tensor of it."""
-        return self.choice.selected is None and self.roles.attention.grown
+        """As ``Roles.writes_back``."""
+        return self.roles.writes_back
 
     @cached_property
     def memory(self) -> KvMemory:

@@ -20,6 +20,7 @@ from kvferry.pipelines.decoding.fetching import (
     RebuildKeys,
     RetrieveBlocks,
     SwapIn,
+    WriteBack,
 )
 from kvferry.pipelines.decoding.prefilling import (
     BringKnown,
@@ -49,6 +50,7 @@ KINDS: dict[str, Kind] = {
     "bring_index": BringIndex(),
     "swap": SwapIn(),
     "rebuild": RebuildKeys(),
+    "write_back": WriteBack(),
     "attend": Attend(),
     "assign": AssignKeys(),
     "maintain": MaintainClusters(),

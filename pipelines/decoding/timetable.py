@@ -38,9 +38,10 @@ class Timetable:
         moving = [KINDS[stage.kind].worker == "mover" for stage in stages]
         self.stages = stages
         self.kinds = tuple(dict.fromkeys(stage.kind for stage in stages))
-        # Places in the list: of all that the processor works at, of its part in each layer, and of the last move.
+        # Places in the list: of all that the processor works at, of its part in each layer, and of the last move
+        # but what goes back.
         self.worked = tuple(n for n, moves in enumerate(moving) if not moves)
-        self.last_move = max(n for n, moves in enumerate(moving) if moves)
+        self.last_move = max(n for n, moves in enumerate(moving) if moves and stages[n].kind != "write_back")
         self.steps = [
             Step(stage.layer if moves else None, [place[key] for key in stage.after], stage.awaited)
             for stage, moves in zip(stages, moving, strict=True)

@@ -9,7 +9,7 @@ from kvferry.policies.decode.blocking import LayoutRole, TokenGroups
 from kvferry.policies.decode.placement import KvSize, OneTier, Placement
 from kvferry.policies.decode.residency import DoubleBuffer, Residency
 from kvferry.policies.decode.selector import Selector
-from kvferry.policies.decode.stages import Key, Stage, Stages
+from kvferry.policies.decode.stages import Key, Stage, Stages, with_write_back
 from kvferry.policies.decode.upkeep import RollingGroups, Upkeep
 from kvferry.specs.tier import Tier
 
@@ -48,6 +48,12 @@ class Roles:
         """KV of this size lies in the processor's memory from beginning to end, and nothing of it is selected."""
         return not self.selective and set(self.placement.tiers(size)) == {"device"}
 
+    @property
+    def writes_back(self) -> bool:
+        """Returns whether all KV of a layer that lies elsewhere is written back in every step, because attention has
+        made another tensor of it."""
+        return self.attention.grown and not self.selective
+
     def captured(self, tier: Tier) -> bool:
         """Returns whether a layer whose KV lies in this tier is launched with its whole step, or kernel by kernel: also
         where the host reads its KV, or waits for the layer's own choice to have it copied."""
@@ -71,7 +77,10 @@ def _step(roles: Roles, layers: int) -> Stages:
     beside = (*roles.layout.beside_moves, *upkeep.beside_moves)
     stages = roles.selector.stages(layers, beside, upkeep.after_attention)
     stages = roles.residency.arranged(stages, layers)
-    return (*stages, Stage("next_token", 0, (stages[-1].key,)))
+    if roles.writes_back:
+        stages = with_write_back(stages)
+    ends = next(stage.key for stage in reversed(stages) if stage.kind != "write_back")
+    return (*stages, Stage("next_token", 0, (ends,)))
 
 
 @lru_cache(maxsize=64)

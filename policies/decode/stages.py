@@ -68,6 +68,26 @@ def before_pass(choose: Stages, fetch: Fetch, arrival: str, layers: int) -> Stag
     return tuple(stages)
 
 
+def with_write_back(stages: Stages) -> Stages:
+    """Returns stages among which all of a layer's KV goes back to where it lies once the layer has ended: before the
+    next one attends, and before KV comes for the layer behind that.
+
+    So Hugging Face transformers offloads its cache (OffloadedCache: the previous layer is evicted on the stream that
+    computes, and only then the next is prefetched). Left out: the first layer's KV comes beside the last layer of the
+    step before.
+    """
+    ends = {stage.layer: stage.key for stage in stages if stage.kind != "next_token"}
+    found = list[Stage]()
+    for stage in stages:
+        back = {"attend": stage.layer - 1, "bring_all": stage.layer - 2}.get(stage.kind, -1)
+        if back >= 0:
+            stage = stage._replace(after=(*stage.after, ("write_back", back)))
+        found.append(stage)
+        if stage.key == ends.get(stage.layer):
+            found.append(Stage("write_back", stage.layer, (stage.key,)))
+    return tuple(found)
+
+
 def compute(layer: int, arrival: str, rest: str = "feed_forward") -> list[Stage]:
     """Returns a layer over what has arrived."""
     return [Stage("attend", layer, ((arrival, layer),)), Stage(rest, layer, (("attend", layer),))]

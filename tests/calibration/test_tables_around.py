@@ -87,3 +87,26 @@ def test_turns_that_decode_from_flash_have_their_steps_measured(
     # One prompt at a time, next to which the grid has four, behind its shortest contexts.
     assert {batch for batch, *_ in measured} == {1, 4}
     assert min(context for _, context, _ in measured) == 1024
+
+
+def test_dispatch_is_in_the_profile_and_not_in_the_tables_of_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step's ops were measured with what it takes to hand them over: 1 ms of which 0.1 ms is dispatch."""
+    from kvferry.calibration import tables_around
+    from kvferry.calibration.measurement import Measurement
+    from kvferry.calibration.tables_around import TablesAround
+
+    def step(rig: object, folder: Path, point: tuple[int, int, int]) -> list[Measurement]:
+        return [Measurement(what="feed_forward", unit="s", values=(1e-3,), at={"batch": float(point[0])})]
+
+    trip = Measurement(what="dispatch", unit="s", values=(1e-4,))
+    monkeypatch.setitem(tables_around._DECODING, "kvswap", step)
+    monkeypatch.setattr(tables_around.dispatch, "dispatch", lambda settings: trip)
+    around = TablesAround(tiny(LIVE_DECODING, system="kvswap"), tmp_path)
+    around.half()
+    priced = around.priced()
+    processor = priced.device.processors[priced.device.main]
+    assert processor.dispatch_s == 1e-4 and processor.measured == str(tmp_path / "measured")
+    (table,) = (tmp_path / "measured").rglob("feed_forward.csv")
+    assert {row.split(",")[-1] for row in table.read_text().split()[1:]} == {"0.0009"}

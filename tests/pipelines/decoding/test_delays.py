@@ -91,6 +91,7 @@ def test_reused_blocks_do_not_move_by_hand() -> None:
         *itertools.product(["flexgen", "shadowkv"], [{"placement": "host"}], [{"kv": "9 MB"}], [True, False]),
         *itertools.product(["kvswap"], [{"placement": "host", **SELECTING}], [{"kv": "9 MB"}], [True, False]),
         *itertools.product(["kvswap"], [{"placement": "device", **SELECTING}], [{"kv": "9 MB"}], [True, False]),
+        *itertools.product(["full-eager"], [{"placement": "host"}], [{"kv": "9 MB"}], [True, False]),
         ("kvswap", {"placement": "progressive", **SELECTING}, {"kv": "900 kB"}, False),
         *itertools.product(
             ["flexgen"], [{"placement": "progressive", "overflow": "storage"}], [{"kv": "1067008 B"}], [True, False]

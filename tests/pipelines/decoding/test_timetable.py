@@ -55,6 +55,16 @@ def test_queues_that_slow_nothing_are_timed_alike() -> None:
         assert together == pytest.approx(ends(system, 3, **copied))
 
 
+def test_a_joined_tensor_goes_back_before_the_next_layer_attends_by_hand() -> None:
+    # Layer 0 arrives at 10 and has ended at 17; layer 1 comes until 20, and what goes back of layer 0 until 30. Only
+    # then layer 1 computes, until 37, and layer 2 comes, until 40; layer 1 goes back until 50.
+    found = ends("full-eager", 3, moves=(Part("copies", 10),))
+    assert (found["feed_forward 0"], found["bring_all 1"], found["write_back 0"]) == (17, 20, 30)
+    assert (found["feed_forward 1"], found["bring_all 2"], found["write_back 1"]) == (37, 40, 50)
+    # The head does not wait for the last layer's.
+    assert (found["feed_forward 2"], found["next_token 0"], found["write_back 2"]) == (57, 62, 67)
+
+
 def test_own_queries_by_hand() -> None:
     # 3 + 10 + 7 per layer.
     assert ends("kvswap", 2, ahead=False)["next_token 0"] == 45
