@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in _THREADS}
 _LOOK_S = 1.0
 # An idle worker ends by itself.
 _IDLE_S = 300
+# loky replaces a worker between two points whose memory has grown by 300 MB, and says this to whoever waits.
+_REPLACED = "A worker stopped while some jobs were given"
 
 
 class Cores:
@@ -102,6 +105,7 @@ class Cores:
         # There is one set of processes, which joblib.Parallel takes over to draw pictures: it has to be made its way.
         from joblib.executor import get_memmapping_executor
 
+        warnings.filterwarnings("ignore", message=_REPLACED, category=UserWarning)
         return get_memmapping_executor(
             self.workers, timeout=_IDLE_S, initializer=_begin_worker, initargs=(os.getpid(),), env=_ONE_THREAD
         )

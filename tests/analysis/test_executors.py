@@ -1,15 +1,18 @@
 """Executors: which one a name means, and the same rows from each."""
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 
 import pytest
 from dask_cluster import DEADLY_SEED, dask_cluster, deadly_run
+from joblib.externals.loky import process_executor
 from plugin import LOADER, none_left  # noqa: F401
 from tiny import seeded
 
@@ -146,6 +149,19 @@ def test_a_point_that_every_worker_dies_of_is_a_failed_point(tmp_path: Path) -> 
     failed = frame[frame["outcome"] == "failed"]
     assert failed[["seed", "why"]].values.tolist() == [[DEADLY_SEED, DIED]]
     assert sorted(frame["outcome"]) == ["done"] * 11 + ["failed"]
+
+
+def test_a_worker_that_is_replaced_for_its_memory_is_not_told_of(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """loky warns of it from a thread of its own, which would write into a command's output."""
+    run_points(seeded(0), tmp_path / "data", executor=Cores(1))
+    told = "A worker stopped while some jobs were given"
+    assert told in inspect.getsource(process_executor)
+    warnings.warn(
+        f"{told} to the executor. This can be caused by a too short worker timeout or by a memory leak.", stacklevel=1
+    )
+    assert not recwarn.list
 
 
 @pytest.mark.long
