@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from kvferry.calibration import compute, decoding, dispatch, retrieval
+from kvferry.calibration import compute, decoding, retrieval
 from kvferry.calibration.decoding import Point
+from kvferry.calibration.dispatch import dispatch
 from kvferry.calibration.measured_model import Rig
 from kvferry.calibration.measurement import Measurement, merged, only
 from kvferry.calibration.settings import Settings
@@ -59,10 +60,9 @@ class TablesAround:
         for file, content in tables(measured).items():
             write_file(self._folder / "measured" / self._scenario.model.name / file, content)
         device = self._scenario.device
-        found: dict[str, object] = {"measured": str(self._folder / "measured")}
-        for one in only(measured, "dispatch"):
-            found["dispatch_s"] = one.typical
-        main = device.processors[device.main].model_copy(update=found)
+        main = device.processors[device.main].model_copy(update={"measured": str(self._folder / "measured")})
+        if trips := only(measured, "dispatch"):
+            main = main.model_copy(update={"dispatch_s": trips[0].typical})
         costs = self._scenario.costs.model_copy(update={"truth": "table"})
         changed = device.model_copy(update={"processors": {**device.processors, device.main: main}})
         return self._scenario.model_copy(update={"device": changed, "costs": costs})
@@ -121,7 +121,7 @@ def _of_turns(rig: Rig, scenario: Scenario) -> Iterator[Task]:
 
 def _of_steps(rig: Rig, folder: Path, scenario: Scenario, system: DecodeSystem) -> Iterator[Task]:
     # Steps are measured with what it takes to hand their ops over.
-    yield lambda: [dispatch.dispatch(rig.settings)]
+    yield lambda: [dispatch(rig.settings)]
     settings, context = Settings(model=""), scenario.decode.workload.context
     measure = _DECODING[scenario.system]
     plan = plan_for(scenario, system)

@@ -47,7 +47,8 @@ class MessageStream(Protocol):
     when the stream has ended, and may have each told as it arrives; what is sent besides comes before or after it."""
 
     def put(self, value: Any = None) -> None:
-        """Send the next part now, with a value that a message could be, or with none."""
+        """Send the next part now, with a value that a message could be, or with none. Nothing once the channel is
+        closed."""
         ...
 
     def end(self) -> None: ...

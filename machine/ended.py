@@ -12,6 +12,7 @@ class Ended:
         self._ends_s, self._nominals_s, self._actuals_s = array("d"), array("d"), array("d")
 
     def add(self, end_s: float, nominal_s: float, actual_s: float) -> None:
+        """Counts work that has just ended."""
         self._ends_s.append(end_s)
         self._nominals_s.append(nominal_s)
         self._actuals_s.append(actual_s)

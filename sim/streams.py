@@ -39,6 +39,8 @@ class SimStream:
         return self._sent_s[-1] if self._sent_s else -math.inf
 
     def put(self, value: Any = None) -> None:
+        if self._ended:
+            return
         self._sent_s.append(float(self._outbox.env.now))
         if value is not None:
             self._said[len(self._sent_s) - 1] = value
@@ -59,8 +61,7 @@ class SimStream:
         for n, value in self._said.items():
             values[n] = value
         arrivals_s = self._outbox.carry.arrivals_s(*self._outbox.names, self._sent_s, self._n_bytes)
-        # A copy: more may be put on a stream that was cut.
-        return Streamed([*arrivals_s], values)
+        return Streamed(arrivals_s, values)
 
 
 class CarriedStream:
@@ -78,6 +79,8 @@ class CarriedStream:
         return self._parts.times_s[-1] if self._parts.times_s else -math.inf
 
     def put(self, value: Any = None) -> None:
+        if self._ended:
+            return
         self.last_s = float(self._outbox.env.now)
         self._parts.put(value)
 

@@ -77,8 +77,7 @@ def scenarios_of(paper: Paper) -> dict[Key, Scenario]:
 def carry_out(
     paper: Paper, folder: Path, workers: int | None = None, progress: Progress = lambda done, of: None
 ) -> Results:
-    """Run what the folder does not hold yet, with every seed of each run, and measure what needs
-    none."""
+    """Run what the folder does not hold yet, with every seed of each run, and measure what needs none."""
     scenarios = scenarios_of(paper)
     points = [
         (key, _with_seed(scenario, seed)) for key, scenario in scenarios.items() for seed in paper.seeds_of_run(key)

@@ -273,13 +273,13 @@ class BringAll:
 
 
 class WriteBack:
-    """All blocks of a layer go back to where they lie, as attention has made a new tensor of them."""
+    """Sends all blocks of a layer back to where they lie, as attention has made a new tensor of them."""
 
     worker: Worker = "mover"
 
     def begin(self, now: DecodeState, layer: int, after: After) -> Ticket:
         if not now.away(layer):
-            return after[0]
+            return after[0] if after else now.done()
         return now.machine.move(now.whole(layer), "device", now.tiers[layer], after=after)
 
     def parts(self, prices: Prices) -> Parts:

@@ -39,7 +39,7 @@ class Timetable:
         self.stages = stages
         self.kinds = tuple(dict.fromkeys(stage.kind for stage in stages))
         # Places in the list: of all that the processor works at, of its part in each layer, and of the last move
-        # but what goes back.
+        # to the processor.
         self.worked = tuple(n for n, moves in enumerate(moving) if not moves)
         self.last_move = max(n for n, moves in enumerate(moving) if moves and stages[n].kind != "write_back")
         self.steps = [

@@ -38,17 +38,17 @@ class Transfers:
 
     @property
     def _are_few(self) -> bool:
-        """Whether the decoders have less than a piece at work and one that waits each."""
+        """Returns whether the decoders have less than a piece at work and one that waits each."""
         return self._under_way < 2 + 2 * self._decoders
 
     @property
     def link_runs_dry(self) -> bool:
-        """Whether the link has no transfer behind the one that it carries, and the decoders would take one."""
+        """Returns whether the link has no transfer behind the one that it carries, and the decoders would take one."""
         return self._on_link < 2 and self._are_few
 
     def has_room(self, window_bytes: float, streaming_bytes: float) -> bool:
-        """Whether another may begin on a link that does not run dry: it carries less than a window, and the decoders
-        would take one or less than four windows are on the way."""
+        """Returns whether another may begin on a link that does not run dry: it carries less than a window, and the
+        decoders would take one or less than four windows are on the way."""
         if self._on_link >= 2 and self._on_link_bytes >= window_bytes:
             return False
         return self._are_few or streaming_bytes < 4 * window_bytes

@@ -73,18 +73,21 @@ def with_write_back(stages: Stages) -> Stages:
     next one attends, and before KV comes for the layer behind that.
 
     So Hugging Face transformers offloads its cache (OffloadedCache: the previous layer is evicted on the stream that
-    computes, and only then the next is prefetched). Left out: the first layer's KV comes beside the last layer of the
-    step before.
+    computes, and handed over before the next is prefetched). Left out: both ways may be on a bus at once; the last
+    layer goes back, and the first comes, before the next step's first layer attends.
     """
     ends = {stage.layer: stage.key for stage in stages if stage.kind != "next_token"}
     found = list[Stage]()
+    back = set[Key]()
     for stage in stages:
-        back = {"attend": stage.layer - 1, "bring_all": stage.layer - 2}.get(stage.kind, -1)
-        if back >= 0:
-            stage = stage._replace(after=(*stage.after, ("write_back", back)))
+        # Fetches that a selector has begin before any layer wait for none.
+        before = ("write_back", {"attend": stage.layer - 1, "bring_all": stage.layer - 2}.get(stage.kind, -1))
+        if before in back:
+            stage = stage._replace(after=(*stage.after, before))
         found.append(stage)
         if stage.key == ends.get(stage.layer):
             found.append(Stage("write_back", stage.layer, (stage.key,)))
+            back.add(found[-1].key)
     return tuple(found)
 
 

@@ -102,7 +102,7 @@ def test_dispatch_is_in_the_profile_and_not_in_the_tables_of_steps(
 
     trip = Measurement(what="dispatch", unit="s", values=(1e-4,))
     monkeypatch.setitem(tables_around._DECODING, "kvswap", step)
-    monkeypatch.setattr(tables_around.dispatch, "dispatch", lambda settings: trip)
+    monkeypatch.setattr(tables_around, "dispatch", lambda settings: trip)
     around = TablesAround(tiny(LIVE_DECODING, system="kvswap"), tmp_path)
     around.half()
     priced = around.priced()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import simpy
 
-from kvferry.sim.access import Access, Accesses
+from kvferry.sim.access import Access, Accesses, Cell
 from kvferry.sim.channel import Switchboard
 from kvferry.sim.link import Link
 from kvferry.specs.errors import LinkDown
@@ -157,16 +157,24 @@ def test_messages_that_were_sent_before_are_late_each_by_its_own_draw() -> None:
     assert access(env).ways_s([0.0, 0.5]) == pytest.approx([0.01, 0.51])
 
 
-def test_a_part_that_is_put_on_a_stream_behind_the_close_does_not_come() -> None:
+@pytest.mark.parametrize("in_a_cell", [False, True])
+def test_a_part_that_is_put_on_a_stream_behind_the_close_does_not_come(in_a_cell: bool) -> None:
     env = simpy.Environment()
-    board = Switchboard(env)
+    cell = Cell(env, RateTrace.constant(1e3), None, 0.02, None)
+    board = Switchboard(env, Accesses(env, {"phone": cell.access(lambda span: None)}) if in_a_cell else None)
     phone, cloud = board.open("phone", "cloud"), board.open("cloud", "phone")
-    stream = cloud.stream(4.0)
-    stream.put("before")
-    cloud.close()
-    stream.put("behind")
-    told: list[tuple[list[float], list[str]]] = []
-    received = phone.receive(lambda times_s, values: told.append(([*times_s], [*values])))
-    env.run()
-    assert received.value is None
-    assert told == [([0.0], ["before"])]
+    told: list[tuple[int, list[str]]] = []
+
+    def close_between() -> simpy.events.ProcessGenerator:
+        stream = cloud.stream(4.0)
+        stream.put("before")
+        yield env.timeout(1.0)
+        cloud.close()
+        stream.put("behind")
+        yield env.timeout(1.0)
+        stream.heard_s(env.now)  # type: ignore[attr-defined]
+        received = yield phone.receive(lambda times_s, values: told.append((len(times_s), [*values])))
+        assert received is None
+
+    env.run(until=env.process(close_between()))
+    assert told == [(1, ["before"])]

@@ -7,7 +7,7 @@ from decoding import roles_of
 
 from kvferry.pipelines.decoding.prices import Part, Parts
 from kvferry.pipelines.decoding.timetable import Interval, Timetable, idle_s, timed
-from kvferry.policies.decode.stages import Key, Stage, before_pass
+from kvferry.policies.decode.stages import Key, Stage, before_pass, with_write_back
 
 SECONDS = {"select": 1, "look_up": 2, "attend": 3, "feed_forward": 4, "next_token": 5, "retrieve": 6}
 READ = (Part("storage", 10),)
@@ -63,6 +63,19 @@ def test_a_joined_tensor_goes_back_before_the_next_layer_attends_by_hand() -> No
     assert (found["feed_forward 1"], found["bring_all 2"], found["write_back 1"]) == (37, 40, 50)
     # The head does not wait for the last layer's.
     assert (found["feed_forward 2"], found["next_token 0"], found["write_back 2"]) == (57, 62, 67)
+
+
+def test_fetches_that_begin_before_the_pass_wait_for_nothing_that_goes_back() -> None:
+    def fetch(layer: int, after: tuple[Key, ...]) -> list[Stage]:
+        return [Stage("bring_all", layer, after)]
+
+    stages = with_write_back(before_pass((), fetch, "bring_all", 3))
+    assert [stage.after for stage in stages[:3]] == [(), (), ()]
+    assert {stage.layer: stage.after[1:] for stage in stages if stage.kind == "attend"} == {
+        0: (),
+        1: (("write_back", 0),),
+        2: (("write_back", 1),),
+    }
 
 
 def test_own_queries_by_hand() -> None:
