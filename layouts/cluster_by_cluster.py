@@ -58,6 +58,11 @@ class Contiguous(Stretched):
         """Rows of an extent."""
         return {"row": 1, "layer": self.like.rows, "file": self.like.all_rows}[self.like.extent]
 
+    def _follow(self, first: np.ndarray) -> None:
+        super()._follow(first)
+        for of_rows in (self._starts, self._lengths):
+            of_rows[:] = of_rows[first]
+
     def _begins(self) -> np.ndarray:
         """int64[all rows]: where each row begins in the file, behind those before it in its extent."""
         before = _before(self._lengths.reshape(-1, self._together)) * self.like.token_bytes
@@ -96,7 +101,10 @@ class Contiguous(Stretched):
         return moves, np.zeros(len(rows), bool)
 
     def _pushed(self, rows: np.ndarray, at: np.ndarray, tokens: int) -> Moves:
-        """Returns what moves where `tokens` come between the tokens of these rows, behind the first `at` of each."""
+        """Returns what moves where `tokens` come between the tokens of these rows, behind the first `at` of each;
+        nothing while nothing is written."""
+        if not self._written:
+            return Moves.none()
         unit, together, lengths = self.like.token_bytes, self._together, self._lengths
         more, kept = np.zeros_like(lengths), lengths.copy()
         more[rows], kept[rows] = tokens * unit, at

@@ -2,7 +2,8 @@
 (DynaKV 5)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -105,6 +106,8 @@ class CountedClusters(ABC):
         # By row of all layers: blocks, and tokens in each.
         self._blocks = np.full(like.all_rows, like.first_blocks)
         self._tokens = np.zeros((like.all_rows, like.blocks), np.int64)
+        # Nothing is while tokens are skipped.
+        self._written = True
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -170,6 +173,27 @@ class CountedClusters(ABC):
 
     def count_anew(self) -> None:
         self.counted = LayoutCounts()
+
+    @contextmanager
+    def ahead(self, kinds: int) -> Iterator[None]:
+        """Lets tokens be skipped: blocks of the first `kinds` layers change, and nothing is written, so that there are
+        no pieces and no counts. Layers behind, each of which is like one of the first in turn, have come to the same
+        once it ends, each at places of its own."""
+        layers, rows, _ = self.shape
+        self._written = False
+        self._set_out()
+        yield
+        self._follow((np.arange(layers)[:, None] % kinds * rows + np.arange(rows)).ravel())
+        self._written = True
+        self.count_anew()
+
+    def _set_out(self) -> None:  # noqa: B027 - most have nothing to wait for
+        """Prepares for changes of the first layers alone."""
+
+    def _follow(self, first: np.ndarray) -> None:
+        """Gives every row what the `first` row that is like it (int[all rows]) has come to."""
+        for of_rows in (self._blocks, self._tokens):
+            of_rows[:] = of_rows[first]
 
     @abstractmethod
     def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray: ...

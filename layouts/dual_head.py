@@ -57,11 +57,18 @@ class DualHead(Stretched):
 
     @property
     def taken_bytes(self) -> int:
-        return self._shared.file.end
+        return self._shared.places.file.end
 
     def check(self) -> None:
         super().check()
         self._shared.check()
+
+    def _set_out(self) -> None:
+        self._shared.places.wait()
+
+    def _follow(self, first: np.ndarray) -> None:
+        super()._follow(first)
+        self._shared.follow(first)
 
     def _place(self, rows: np.ndarray, order: np.ndarray, members: np.ndarray | None) -> None:
         """Pairs clusters that come next to each other in the order."""
@@ -82,12 +89,12 @@ class DualHead(Stretched):
         self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         unit, places = self.like.token_bytes, rows * self.like.blocks + blocks
-        at, down = self._shared.at.take(places), self._shared.down.take(places)
+        at, down = self._shared.places.at.take(places), self._shared.down.take(places)
         from_end = at + self._shared.n_bytes.take(places) - (firsts + tokens) * unit
         return np.where(down, from_end, at + firsts * unit), down
 
     def _pools(self, rows: np.ndarray, blocks: np.ndarray) -> np.ndarray | None:
-        return self._shared.at.take(rows * self.like.blocks + blocks) if self.like.whole_pairs else None
+        return self._shared.places.at.take(rows * self.like.blocks + blocks) if self.like.whole_pairs else None
 
     def alone(self, layer: int, row: int) -> Sequence[int]:
         return self._shared.alone[self._row(layer, row)]
@@ -100,6 +107,7 @@ class DualHead(Stretched):
         """One moves where the other is alone and has room beside it, otherwise both, to a pool of their own. What lay
         beside them is alone then."""
         flat = self._row(layer, row)
+        self._shared.places.step()
         moving = self._shared.pair(flat, block, other)
         blocks, tokens = np.array(moving), self._tokens[flat, moving]
         rows = np.full(len(moving), flat)
@@ -123,6 +131,7 @@ class DualHead(Stretched):
         sources, _ = self._addresses(*places)
         for n in np.flatnonzero(anew).tolist():
             row, block = int(rows[n]), int(blocks[n])
+            self._shared.places.step()
             self._shared.leave(row, block)
             # What is not in memory moves as it lies.
             down = None if here[n] else bool(self._shared.down[row, block])
@@ -139,6 +148,7 @@ class DualHead(Stretched):
         both = (max(stay, int(self._tokens[row, block])) + leave) * self.like.token_bytes
         if block in self._shared.alone[row] and both <= self._shared.n_bytes[row, block]:
             near.append(block)
+        self._shared.places.step()
         self._shared.find(row, new, leave, near)
         # It may have come to lie beside the block that it leaves.
         self._tokens[row, new] = leave
@@ -150,5 +160,6 @@ class DualHead(Stretched):
         return Moves.none(), anew
 
     def _settle(self, row: int, new: int, tokens: int) -> Moves:
+        self._shared.places.step()
         self._shared.find(row, new, tokens, self._shared.alone[row])
         return Moves.none()

@@ -115,6 +115,11 @@ class SequenceOrder(PlacedClusters):
         parts = np.where(leaves[before:], new, block)
         return self._single(rows, parts, ranks(leaves)[before:], members[before:])
 
+    def _follow(self, first: np.ndarray) -> None:
+        super()._follow(first)
+        for of_rows in (self._owner, self._lengths):
+            of_rows[:] = of_rows[first]
+
     def check(self) -> None:
         for row, owner in enumerate(self._owner):
             came = owner[: self._lengths[row]]
@@ -158,7 +163,9 @@ class SequenceOrder(PlacedClusters):
         return np.asarray(rows * self.like.row_bytes + tokens * self.like.token_bytes)
 
     def _single(self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray) -> Pieces:
-        """A piece for each of a row's tokens."""
+        """A piece for each of a row's tokens; none while nothing is written."""
+        if not self._written:
+            return Pieces.none(self.like.token_bytes)
         layers, of_layer = np.divmod(rows, self.like.rows)
         ones, down = np.ones(len(rows), np.int64), np.zeros(len(rows), bool)
         offsets = self._offsets(rows, tokens)

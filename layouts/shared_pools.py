@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvferry.layouts.file_room import FileRoom
+from kvferry.layouts.pool_places import PoolPlaces
 
 
 class SharedPools:
@@ -14,9 +14,9 @@ class SharedPools:
 
     def __init__(self, tokens: np.ndarray, token_bytes: int, pool_of: Callable[[Any], Any], file_bytes: int) -> None:
         self._tokens, self._token_bytes, self._pool_of = tokens, token_bytes, pool_of
-        self.file = FileRoom(file_bytes)
         # Of each block's pool: where it begins, and its size.
-        self.at, self.n_bytes = np.zeros_like(tokens), np.zeros_like(tokens)
+        self.places = PoolPlaces(tokens.shape, file_bytes)
+        self.n_bytes = np.zeros_like(tokens)
         # The cluster that grows downwards from the pool's end; -1: the block has no partner.
         self.down = np.zeros(tokens.shape, bool)
         self.partner = np.full_like(tokens, -1)
@@ -27,9 +27,9 @@ class SharedPools:
         self, rows: np.ndarray, firsts: np.ndarray, seconds: np.ndarray, both: np.ndarray, n_bytes: np.ndarray
     ) -> None:
         """Gives pools of `n_bytes` to pairs of blocks of rows; bool `both`: where there is a second one."""
-        at = self.file.take_together(n_bytes)
+        at = self.places.file.take_together(n_bytes)
         for blocks, which in ((firsts, np.ones(len(both), bool)), (seconds, both)):
-            self.at[rows[which], blocks[which]] = at[which]
+            self.places.at[rows[which], blocks[which]] = at[which]
             self.n_bytes[rows[which], blocks[which]] = n_bytes[which]
         self.down[rows[both], seconds[both]] = True
         self.partner[rows[both], seconds[both]] = firsts[both]
@@ -51,7 +51,7 @@ class SharedPools:
             self.alone[row].append(partner)
         else:
             self.alone[row].remove(block)
-            self.file.give_back(int(self.at[row, block]), int(self.n_bytes[row, block]))
+            self.places.give_back(row, block, int(self.n_bytes[row, block]))
 
     def find(self, row: int, block: int, tokens: int, partners: Sequence[int], down: bool | None = None) -> None:
         """Finds a place for a block of `tokens` beside the last of `partners`, which are alone, that has room for it,
@@ -64,12 +64,13 @@ class SharedPools:
             free = down is None or down != bool(self.down[row, partner])
             if free and n_bytes <= min(room // 2, room - taken):
                 self.alone[row].remove(partner)
-                self.at[row, block], self.n_bytes[row, block] = self.at[row, partner], room
+                self.places.join(row, block, partner)
+                self.n_bytes[row, block] = room
                 self.down[row, block] = not self.down[row, partner]
                 self.partner[row, block], self.partner[row, partner] = partner, block
                 return
         self.n_bytes[row, block] = size = int(self._pool_of(tokens))
-        self.at[row, block] = self.file.take(size)
+        self.places.take(row, block, size)
         self.down[row, block], self.partner[row, block] = bool(down), -1
         self.alone[row].append(block)
 
@@ -90,6 +91,13 @@ class SharedPools:
         self.find(row, smaller, int(self._tokens[row, smaller]) + 1, (larger,))
         return [larger, smaller]
 
+    def follow(self, first: np.ndarray) -> None:
+        """Gives every row what the `first` row that is like it (int[all rows]) has come to, since places wait."""
+        for of_rows in (self.n_bytes, self.down, self.partner):
+            of_rows[:] = of_rows[first]
+        self.alone[:] = [list(self.alone[row]) for row in first.tolist()]
+        self.places.follow(first)
+
     def check(self) -> None:
         """AssertionError when a pool is not of its clusters, or the file not of its pools."""
         rows, blocks = np.nonzero(self._tokens)
@@ -98,11 +106,12 @@ class SharedPools:
         # Partners have each other, one pool, and different ends of it.
         mine, theirs = (rows[paired], blocks[paired]), (rows[paired], partners[paired])
         assert (self.partner[theirs] == mine[1]).all()
-        assert (self.at[theirs] == self.at[mine]).all() and (self.down[theirs] != self.down[mine]).all()
+        at = self.places.at
+        assert (at[theirs] == at[mine]).all() and (self.down[theirs] != self.down[mine]).all()
         assert (self.held(rows, blocks) * self._token_bytes <= self.n_bytes[rows, blocks]).all()
         alone = {(row, block) for row, of_row in enumerate(self.alone) for block in of_row}
         assert alone == set(zip(rows[~paired].tolist(), blocks[~paired].tolist(), strict=True))
         # Pools of clusters and free pools make up the file, each once.
         one = ~self.down[rows, blocks] | ~paired
-        begins, n_bytes = self.at[rows, blocks][one], self.n_bytes[rows, blocks][one]
-        self.file.check(begins, n_bytes)
+        begins, n_bytes = at[rows, blocks][one], self.n_bytes[rows, blocks][one]
+        self.places.file.check(begins, n_bytes)

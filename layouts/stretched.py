@@ -63,6 +63,12 @@ class PageBuffers:
         self._waiting[rows, blocks] = tokens - first - count
         return first, count, others
 
+    def follow(self, first: np.ndarray) -> None:
+        """Gives every row what is in the buffers of the `first` row that is like it, int[all rows]."""
+        if self._buffers:
+            for of_rows in (self._now, self._updated, self._waiting, self._block_in):
+                of_rows[:] = of_rows[first]
+
     def give_up(self, rows: np.ndarray, blocks: np.ndarray) -> None:
         """All of these blocks has been written, or is to be."""
         if not self._buffers or not len(rows):
@@ -129,6 +135,8 @@ class Stretched(PlacedClusters):
             flat, blocks, before = flat[~anew], blocks[~anew], before[~anew]
         page_tokens = like.page // like.token_bytes
         first, count, others = self._buffers.write(flat, blocks, before + tokens, tokens, page_tokens)
+        if not self._written:
+            return again
         parts = [self._pieces(flat, blocks, first, count), again]
         if len(others[0]):
             of_rows, of_blocks, waited = others
@@ -143,6 +151,8 @@ class Stretched(PlacedClusters):
         moves, anew = self._divide(row, block, new, stay, leave, beside)
         self._tokens[row, block], self._tokens[row, new] = stay, leave
         self._buffers.give_up(np.array([row]), np.array([block]))
+        if not self._written:
+            return Pieces.none(self.like.token_bytes)
         # Entries before the first that leaves are where they were; those in a buffer have to be written at last.
         begin = 0 if anew or leaves is None else min(int(leaves.argmax()), stored)
         self.counted.moved_bytes += (stored - begin) * self.like.token_bytes
@@ -155,6 +165,10 @@ class Stretched(PlacedClusters):
         moves, whole = self._settle(row, new, tokens), np.array([tokens])
         self._tokens[row, new] = tokens
         return self._pieces(np.array([row]), np.array([new]), np.zeros_like(whole), whole).after(moves)
+
+    def _follow(self, first: np.ndarray) -> None:
+        super()._follow(first)
+        self._buffers.follow(first)
 
     def check(self) -> None:
         rows, blocks = np.nonzero(self._tokens)
@@ -197,7 +211,9 @@ class Stretched(PlacedClusters):
     # --- what they share -----------------------------------------------------------------------------------------
 
     def _pieces(self, rows: np.ndarray, blocks: np.ndarray, firsts: np.ndarray, tokens: np.ndarray) -> Pieces:
-        """Stretches of the blocks' entries, in the order given."""
+        """Stretches of the blocks' entries, in the order given; none while nothing is written."""
+        if not self._written:
+            return Pieces.none(self.like.token_bytes)
         offsets, down = self._addresses(rows, blocks, firsts, tokens)
         layers, rows = np.divmod(rows, self.like.rows)
         return Pieces(layers, rows, blocks, firsts, tokens, offsets, down, self.like.token_bytes)

@@ -127,10 +127,19 @@ class MaintainedClusters(KeptClusters):
         return Update(changed=changed, joined=joined, made=made, changes=Pieces.in_turns(changes))
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
-        layers, rows, _ = self.places.shape
+        with self.places.ahead(keys.kinds):
+            self._go_on(tokens, stored, keys, wanted)
+        for kind in range(keys.kinds):
+            like = list(range(kind, self.places.shape[0], keys.kinds))
+            self.splitting.repeat(like[1:], kind)
+            if self._together is not None:
+                self._together.bits[like] = self._together.bits[kind]
+        self.splitting.splits = self.splitting.delayed = self.splitting.moves = 0
+
+    def _go_on(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
+        """Skips tokens in the first layer of each kind."""
+        rows = self.places.shape[1]
         of_kinds = np.repeat(np.arange(keys.kinds), rows), np.tile(np.arange(rows), keys.kinds)
-        # By kind, the layers that are like it.
-        alike = [np.arange(kind, layers, keys.kinds) for kind in range(keys.kinds)]
         for token in range(tokens):
             keys.go_on()
             retrieved = partial(keys.retrieved, tokens=wanted(stored + token))
@@ -138,25 +147,12 @@ class MaintainedClusters(KeptClusters):
             parts = keys.split(splits)
             keys.join(*joins, waiting=False)
             keys.join(*waits, waiting=True)
-            # The same in all layers of each kind.
-            times = [len(alike[of]) for of, _ in splits]
-            leaves = [leave for leave, n in zip(parts.leaves, times, strict=True) for _ in range(n)]
-            tokens_of, variances = (np.repeat(of, times, axis=0) for of in (parts.tokens, parts.variances))
-            everywhere = [(int(layer), split) for of, split in splits for layer in alike[of]]
-            self.splitting.carry_out(everywhere, SplitParts(tokens_of, variances, leaves))
+            self.splitting.carry_out(splits, parts)
             if self._together is not None:
                 assert isinstance(keys, BestAhead)
                 best = keys.best(wanted(stored + token))
                 here = np.pad(best, ((0, 0), (0, self.places.room - best.shape[1])))
-                for kind, *pair in self._together.paired(self.places, *of_kinds, here, splits):
-                    for layer in alike[kind]:
-                        self.places.pair(int(layer), *pair)
+                for pair in self._together.paired(self.places, *of_kinds, here, splits):
+                    self.places.pair(*pair)
             if len(joins[0]):
-                each = [len(alike[of]) for of in joins[0]]
-                of_layers = np.concatenate([alike[of] for of in joins[0]])
-                self.places.grow(of_layers, np.repeat(joins[1], each), np.repeat(joins[2], each))
-        for kind, like in enumerate(alike):
-            self.splitting.repeat(like[1:].tolist(), kind)
-            if self._together is not None:
-                self._together.bits[like] = self._together.bits[kind]
-        self.splitting.splits = self.splitting.delayed = self.splitting.moves = 0
+                self.places.grow(*joins)

@@ -392,7 +392,7 @@ def test_a_full_file_is_refused(kind: type[ClusterLayout], own: dict[str, Any], 
 
 def test_the_check_sees_blocks_that_overlap() -> None:
     blocks = placed(PoolLayout)
-    blocks._offsets[0, 1] = 16
+    blocks._places.at[0, 1] = 16
     with pytest.raises(AssertionError):
         blocks.check()
     pairs = placed(DualHeadLayout, most_tokens=4)

@@ -1,0 +1,82 @@
+"""Tokens that are skipped: layers that follow others come to lie where they would have by themselves."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvferry.layouts.cluster_by_cluster import ContiguousLayout
+from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
+from kvferry.layouts.dual_head import DualHeadLayout
+from kvferry.layouts.pools import PoolLayout
+from kvferry.layouts.sequence_order import SequenceLayout
+
+KINDS, LAYERS = 2, 5
+SIZES: dict[str, Any] = {
+    "layers": LAYERS,
+    "sequences": 2,
+    "blocks": 40,
+    "first_blocks": 5,
+    "block_tokens": 3,
+    "token_bytes": 8,
+    "alignment_bytes": 16,
+    "row_tokens": 200,
+}
+LAYOUTS: list[tuple[type[ClusterLayout], dict[str, Any]]] = [
+    (PoolLayout, {"spare": 1, "file_spare": 8}),
+    (PoolLayout, {"spare": 2, "file_spare": 8, "page_buffers": 2}),
+    (DualHeadLayout, {"most_tokens": 4, "file_spare": 8}),
+    (DualHeadLayout, {"most_tokens": 2, "file_spare": 8, "page_buffers": 2}),
+    (ContiguousLayout, {"extent": "file"}),
+    (SequenceLayout, {}),
+]
+# A kind of layer, a row, a block, and whether it is split, opened, or grows, by how many tokens.
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(0, KINDS - 1), st.integers(0, 1), st.integers(0, 4), st.sampled_from("sog"), st.integers(1, 4)
+    ),
+    max_size=30,
+)
+
+
+def start(kind: type[ClusterLayout], own: dict[str, Any]) -> PlacedClusters:
+    blocks: Any = kind(**{**SIZES, **own}).start()
+    for layer in range(LAYERS):
+        blocks.filled(layer, np.full((2, 5), 3))
+    return blocks  # type: ignore[no-any-return]
+
+
+def carry_out(blocks: PlacedClusters, layers: list[int], row: int, block: int, what: str, tokens: int) -> None:
+    for layer in layers:
+        if what == "o":
+            blocks.open(layer, row, tokens)
+        elif what == "g":
+            blocks.append(layer, row, block, tokens)
+        elif (size := blocks.tokens(layer, row, block)) > 1:
+            leave = min(tokens, size - 1)
+            blocks.split(layer, row, block, size - leave, leave, np.arange(size) >= size - leave, beside=(0, 1, 2))
+
+
+@pytest.mark.parametrize(("kind", "own"), LAYOUTS)
+@given(changes=CHANGES)
+def test_layers_that_follow_lie_as_if_changed_by_themselves(
+    kind: type[ClusterLayout], own: dict[str, Any], changes: list[tuple[int, int, int, str, int]]
+) -> None:
+    each, ahead = start(kind, own), start(kind, own)
+    with ahead.ahead(KINDS):
+        for of, *change in changes:
+            carry_out(each, list(range(of, LAYERS, KINDS)), *change)
+            carry_out(ahead, [of], *change)
+    ahead.check()
+    assert ahead.counted.new_bytes == ahead.counted.moved_bytes == ahead.counted.written_bytes == 0
+    assert (ahead.all_tokens == each.all_tokens).all() and ahead.taken_bytes == each.taken_bytes
+    # And from there on.
+    for of, *change in [*changes, (0, 0, 1, "s", 1), (1, 1, 0, "g", 2)]:
+        for blocks in (each, ahead):
+            carry_out(blocks, list(range(of, LAYERS, KINDS)), *change)
+    for layer in range(LAYERS):
+        one, other = each.whole(layer), ahead.whole(layer)
+        for column in ("rows", "blocks", "firsts", "tokens", "offsets", "down"):
+            assert getattr(one, column).tolist() == getattr(other, column).tolist(), column
