@@ -26,17 +26,20 @@ _MOST_WORDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A scenario as it travels: the key of its row, and the resolved scenario as JSON. No code is in it."""
+    """A scenario as it travels: the key of its row, and the resolved scenario as JSON. No code is in it. Points of one
+    `kin`, one after the other, are run in one process: some of their work is the same, and is done there once."""
 
     key: str
     text: str
     # Of its variant in the study; "": it has none.
     label: str = ""
+    # "": it has none.
+    kin: str = ""
 
     @classmethod
-    def of(cls, scenario: Scenario, key: str | None = None, label: str = "") -> Point:
+    def of(cls, scenario: Scenario, key: str | None = None, label: str = "", kin: str = "") -> Point:
         text = json.dumps(dump_scenario(scenario), separators=(",", ":"), allow_nan=False)
-        return cls(key or scenario_hash(scenario), text, label)
+        return cls(key or scenario_hash(scenario), text, label, kin)
 
     def scenario(self) -> Scenario:
         return dumped_scenario(json.loads(self.text))

@@ -43,6 +43,7 @@ def run_points(
     executor: Executor | None = None,
     intervals_of: IntervalsOf | None = None,
     labels: Sequence[str] = (),
+    kin: Sequence[str] = (),
 ) -> pd.DataFrame:
     """A row per point, in the order of the points; the ones that the folder does not hold yet are run.
 
@@ -51,14 +52,14 @@ def run_points(
     all cores; real runs: one), nor on the executor (None: that many processes), nor on the order in which points
     finish. `intervals_of` gives columns with both ends of a point's intervals (``low_tpot_s``, ``high_tpot_s``). Points
     of another version of KVFerry run again; rows that they replace are kept apart (``read_earlier``), and rows of this
-    version come back from there. `labels`: of variants, by point. A point that raises, or whose process dies, has the
-    outcome "failed" and runs again next time; the others go on. Interrupted (KeyboardInterrupt), the folder keeps what
-    was finished.
+    version come back from there. `labels`: of variants, by point; `kin`: as Point has it, by point. A point that
+    raises, or whose process dies, has the outcome "failed" and runs again next time; the others go on. Interrupted
+    (KeyboardInterrupt), the folder keeps what was finished.
 
     Raises KvferryError when the folder cannot be used.
     """
     keys = [scenario_hash(point) for point in points]
-    label_of = dict(zip(keys, labels, strict=False))
+    label_of, kin_of = (dict(zip(keys, of, strict=False)) for of in (labels, kin))
     with Dataset(folder) as data:
         known = _usable(data.compact(label_of))  # a killed sweep may have left parts
         known |= _brought_back(data, set(keys) - known)
@@ -69,7 +70,7 @@ def run_points(
             # Real runs have the machine to themselves, one after the other.
             alone = any(point.backend != "sim" for point in missing.values())
             where = InProcess() if alone else executor or executor_for(None, workers)
-            tasks = (Point.of(point, key, label_of.get(key, "")) for key, point in missing.items())
+            tasks = (Point.of(point, key, label_of.get(key, ""), kin_of.get(key, "")) for key, point in missing.items())
             with where, closing(where.rows(tasks, Work(run, code_version(), used(), intervals_of))) as rows:
                 for row in rows:
                     data.add(row)

@@ -1,6 +1,7 @@
 """The clusters of a modelled machine's keys."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,15 @@ from kvferry.traces.key_scores import TokenScores, best_entries, scored
 # Labels of prompts, of as many layers as are told apart: systems that are compared, and runtimes that one of them may
 # run on, begin with the same.
 _OF_PROMPTS = ArrayMemo(KINDS)
+
+
+class KeyParts(NamedTuple):
+    """What of ClusteredKeys goes on with the tokens: of the clusters, and of the token under way."""
+
+    members: KeyMembership
+    token: TokenScores
+    skipped: int
+    step: int
 
 
 class ClusteredKeys:
@@ -52,6 +62,15 @@ class ClusteredKeys:
     def entry(self) -> int:
         """Returns the place of the token under way among all tokens."""
         return self.context + self._skipped + self._step
+
+    @property
+    def parts(self) -> KeyParts:
+        return KeyParts(self.members, self.token, self._skipped, self._step)
+
+    def resume(self, parts: KeyParts) -> None:
+        """Goes on from where others of the same keys have come to, which are given up for it."""
+        self.members, self.token, self._skipped, self._step = parts
+        self.table = self.members.table
 
     def go_to(self, step: int) -> None:
         if step != self._step:

@@ -19,6 +19,8 @@ from kvferry.analysis.journal import Row
 from kvferry.analysis.point import Point, Work
 from kvferry.system.garbage import YOUNG
 
+# Points of one kin that a worker is given at once.
+_TOGETHER = 8
 # Handed to a worker while it is busy, so that it need not wait for the next.
 _AHEAD = 1
 # Libraries would start threads on all cores in each worker.
@@ -29,6 +31,8 @@ _LOOK_S = 1.0
 _IDLE_S = 300
 # loky replaces a worker between two points whose memory has grown by 300 MB, and says this to whoever waits.
 _REPLACED = "A worker stopped while some jobs were given"
+
+Batch = list[Point]
 
 
 class Cores:
@@ -52,36 +56,36 @@ class Cores:
         one that makes its process die is found."""
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        left = iter(points)
-        under_way: dict[Future[Row], Point] = {}
+        left = _batches(points)
+        under_way: dict[Future[list[Row]], Batch] = {}
         while True:
             try:
                 yield from self._until_done(left, under_way, work)
                 return
             except TerminatedWorkerError:
-                for point in list(under_way.values()):
+                for point in [point for batch in under_way.values() for point in batch]:
                     yield self._alone(point, work)
                 under_way.clear()
 
     def _until_done(
-        self, points: Iterator[Point], under_way: dict[Future[Row], Point], work: Work
+        self, batches: Iterator[Batch], under_way: dict[Future[list[Row]], Batch], work: Work
     ) -> Generator[Row, None, None]:
         room = self.workers * (1 + _AHEAD)
         executor: Any = None
         ended = False
         try:
             while True:
-                for point in islice(points, room - len(under_way)):
+                for batch in islice(batches, room - len(under_way)):
                     executor = executor or self._processes()
-                    under_way[_submitted(executor, work, point, under_way)] = point
+                    under_way[_submitted(executor, work, batch, under_way)] = batch
                 if not under_way:
                     ended = True
                     return
                 self._look()
                 for future in wait(under_way, _LOOK_S, return_when=FIRST_COMPLETED).done:
-                    row = future.result()
+                    rows = future.result()
                     del under_way[future]
-                    yield row
+                    yield from rows
         finally:
             if not ended and executor is not None:  # interrupted, or given up: what is under way is not waited for
                 executor.shutdown(wait=True, kill_workers=True)
@@ -129,15 +133,35 @@ def _deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _submitted(executor: Any, work: Work, point: Point, under_way: dict[Future[Row], Point]) -> Future[Row]:
-    """The future of a point. Where a process has died, the point counts as under way."""
+def _batches(points: Iterable[Point]) -> Iterator[Batch]:
+    """Yields points that go to a worker together: of one kin, as far as they follow each other; others, each as soon
+    as it is there."""
+    batch: Batch = []
+    for point in points:
+        if batch and (point.kin != batch[0].kin or len(batch) == _TOGETHER):
+            yield batch
+            batch = []
+        batch.append(point)
+        if not point.kin:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _each(work: Work, batch: Batch) -> list[Row]:
+    return [work(point) for point in batch]
+
+
+def _submitted(executor: Any, work: Work, batch: Batch, under_way: dict[Future[list[Row]], Batch]) -> Future[list[Row]]:
+    """The future of a batch. Where a process has died, its points count as under way."""
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     try:
         with _deaf_children():
-            future: Future[Row] = executor.submit(work, point)
+            future: Future[list[Row]] = executor.submit(_each, work, batch)
     except TerminatedWorkerError:
-        under_way[Future()] = point
+        under_way[Future()] = batch
         raise
     return future
 

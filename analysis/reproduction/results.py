@@ -14,6 +14,7 @@ from kvferry.analysis.journal import Row
 from kvferry.analysis.metrics import finish_s
 from kvferry.analysis.occupancy import union
 from kvferry.analysis.point import Point, Work
+from kvferry.analysis.reproduction.kin import kin_of
 from kvferry.analysis.reproduction.measurements import MEASUREMENTS, OF_WALL_TIME
 from kvferry.analysis.reproduction.paper import ExperimentSpec, Key, Paper
 from kvferry.analysis.sweep import run_points
@@ -85,6 +86,9 @@ def carry_out(
     simulated = [(key, point) for key, point in points if paper.experiments[key.experiment].by == "simulation"]
     # All systems over the same contexts one after the other: what is drawn of them is kept for a while.
     simulated.sort(key=lambda one: (*one[0][:2], one[1].seed))
+    kin = [kin_of(scenario) for _, scenario in simulated]
+    in_order = sorted(range(len(kin)), key=kin.__getitem__)
+    simulated, kin = [simulated[n] for n in in_order], [kin[n] for n in in_order]
     measured = [(key, point) for key, point in points if paper.experiments[key.experiment].by != "simulation"]
     table = run_points(
         [point for _, point in simulated],
@@ -92,6 +96,7 @@ def carry_out(
         workers,
         lambda done, of: progress(done, of + len(measured)),
         run_in_flight,
+        kin=kin,
     )
     rows: dict[Key, list[Mapping[str, Any]]] = {key: [] for key in scenarios}
     for (key, _), (_, row) in zip(simulated, table.iterrows(), strict=True):

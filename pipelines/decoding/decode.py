@@ -11,12 +11,15 @@ from kvferry.pipelines.decoding.foreseen import ForeseenSteps, foreseeable
 from kvferry.pipelines.decoding.foreseen_stages import StagedSteps, foreseeable_by_stages
 from kvferry.pipelines.decoding.noted import Noted, Notes, NotingMachine, noted_steps
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.pipelines.decoding.skip_memo import SkipMemo
 from kvferry.pipelines.decoding.stages import KINDS
 from kvferry.pipelines.decoding.state import DecodeRecord, DecodeState
 from kvferry.pipelines.decoding.updates import write
+from kvferry.policies.decode.kept_clusters import KeptClusters, clusters_of
 from kvferry.policies.decode.stages import Key, Stages
 from kvferry.policies.decode.upkeep import Ahead
 from kvferry.sim.foresight import Foresight
+from kvferry.traces.clustered_keys import ClusteredKeys
 
 # Called after every token with how many there are.
 OnToken = Callable[[int], None]
@@ -98,6 +101,26 @@ class LockStepDecode:
             write(self.now, *self.now.unwritten)
 
     def _skip(self, tokens: int) -> Process:
+        memo = self._memo_of(tokens)
+        known = None if memo is None else memo.reached()
+        if known is not None:
+            self.now.resume(known, tokens)
+            self._on_skip(tokens)
+            return
+        yield from self._go_on(tokens)
+        if memo is not None:
+            memo.reaches(clusters_of(self.now.kept))
+
+    def _memo_of(self, tokens: int) -> SkipMemo | None:
+        """Returns what is known of skipping these; None: nothing can be."""
+        now = self.now
+        if not tokens or self._on_move is not None:
+            return None
+        if not (isinstance(now.kept, KeptClusters) and isinstance(self._keys, ClusteredKeys)):
+            return None
+        return SkipMemo(now.kept, self._keys, tokens, now.tokens_stored, self.plan.roles.selector.wanted_tokens)
+
+    def _go_on(self, tokens: int) -> Process:
         while tokens:
             until = min(tokens, _SKIPPED_AT_ONCE)
             if self._on_move is not None:

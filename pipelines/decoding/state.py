@@ -18,6 +18,7 @@ from kvferry.pipelines.decoding.alike_layers import AlikeLayers
 from kvferry.pipelines.decoding.layer_state import LayerState
 from kvferry.pipelines.decoding.noted import Notes
 from kvferry.pipelines.decoding.plan import DecodePlan
+from kvferry.policies.decode.kept_clusters import KeptClusters
 from kvferry.policies.decode.residency import AllThere
 from kvferry.policies.decode.rows import Lookup
 from kvferry.policies.decode.slot_table import Resident
@@ -144,6 +145,11 @@ class DecodeState:
         self.kept.skip(tokens, before, keys, self.plan.roles.selector.wanted_tokens)
         # Only what is really written counts.
         self.blocks.count_anew()
+
+    def resume(self, kept: KeptClusters, tokens: int) -> None:
+        """Goes on as if these had been skipped, from the clusters that another run has come to."""
+        self.kept, self.blocks = kept, kept.places
+        self._skipped, self.coming = self._skipped + tokens, None
 
     def until_move(self, tokens: int) -> int:
         """Returns after how many of the next `tokens` tokens the placement has a layer move; `tokens` where none does.

@@ -19,7 +19,7 @@ from tiny import seeded
 from kvferry.analysis.code_version import code_version
 from kvferry.analysis.executors import machines
 from kvferry.analysis.executors.choice import InProcess, executor_for
-from kvferry.analysis.executors.cores import Cores
+from kvferry.analysis.executors.cores import Cores, _batches
 from kvferry.analysis.executors.executor import DIED
 from kvferry.analysis.executors.machines import Machines
 from kvferry.analysis.point import Point, Work
@@ -112,6 +112,30 @@ def test_points_are_taken_only_as_there_is_room() -> None:
 
 def _nothing(scenario: Scenario) -> Run:
     return Run(outcome="done", duration_s=float(scenario.seed))
+
+
+def test_points_of_one_kin_go_to_one_process_and_others_wait_for_none() -> None:
+    points = [Point(str(n), "", kin=kin) for n, kin in enumerate(["", "", *["a"] * 10, "b", "", "b"])]
+    taken = list[str]()
+
+    def each() -> Iterator[Point]:
+        for point in points:
+            taken.append(point.key)
+            yield point
+
+    batches = _batches(each())
+    assert [point.key for point in next(batches)] == taken == ["0"]
+    left = [[int(point.key) for point in batch] for batch in batches]
+    assert left == [[1], [*range(2, 10)], [10, 11], [12], [13], [14]]
+
+
+def test_of_points_together_the_one_that_ends_its_process_alone_fails(tmp_path: Path) -> None:
+    points = seeded(*range(DEADLY_SEED + 3))
+    kin = ["same"] * len(points)
+    frame = run_points(points, tmp_path, run=deadly_run, executor=executor_for("cores", 2), kin=kin)
+    failed = frame[frame["outcome"] == "failed"]
+    assert failed[["seed", "why"]].values.tolist() == [[DEADLY_SEED, DIED]]
+    assert len(frame) == len(points)
 
 
 def test_no_scheduler_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -241,7 +265,7 @@ def test_what_looks_at_the_clock_ends_points_that_are_under_way() -> None:
         if len(looked) > 1:
             raise TimeoutError
 
-    rows = Cores(2, look)._until_done(iter([1e6]), {}, sleep)  # type: ignore[arg-type]
+    rows = Cores(2, look)._until_done(iter([[1e6]]), {}, sleep)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError):
         next(rows)
 
