@@ -69,7 +69,8 @@ class WorkQueue:
     # --- called by work ----------------------------------------------------------------------------------------
 
     def ready(self, work: TimedWork) -> None:
-        self._serve()
+        if self._free:
+            self._serve()
 
     def withdraw(self, work: TimedWork) -> float | None:
         if not work.queued:

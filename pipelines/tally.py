@@ -45,7 +45,8 @@ class Occupied:
             ends.append(end_s)
             self._settle()
         elif start_s >= starts[-1]:
-            ends[-1] = max(ends[-1], end_s)
+            if end_s > ends[-1]:
+                ends[-1] = end_s
         else:
             # The stretches that the new one touches become one with it.
             first, behind = bisect_left(ends, start_s), bisect_right(starts, end_s)

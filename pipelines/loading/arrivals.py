@@ -1,6 +1,7 @@
 """What came of a load, unit by unit: over which path, and what of it was of no use."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from kvferry.pipelines.record import UnitPath
 from kvferry.policies.loading.problem import LoadProblem
@@ -12,7 +13,7 @@ class Arrivals:
     with the times when it was asked for and when it was there."""
 
     def __init__(self, problem: LoadProblem, keep_paths: bool) -> None:
-        self._problem = problem
+        self._place, self._per_head = problem.places, problem.coupling == "per_head"
         self.units_computed = 0
         self.units_streamed = 0
         self.units_read = 0
@@ -28,12 +29,14 @@ class Arrivals:
         # Of those, the ones that had not been computed meanwhile. Asking for them again would bring the same.
         self.lost: set[int] = set()
         self.paths: list[UnitPath] | None = [] if keep_paths else None
-        # When units were handed over, by unit and path.
-        self._asked_s: dict[tuple[int, bool], float] = {}
+        # When units were handed over: to the processor, and to the link.
+        self._asked_s: tuple[dict[int, float], dict[int, float]] = {}, {}
 
-    def asked(self, unit: int, now_s: float, *, streamed: bool) -> None:
+    def asked(self, units: Sequence[int], now_s: float, *, streamed: bool) -> None:
         if self.paths is not None:
-            self._asked_s[unit, streamed] = now_s
+            asked_s = self._asked_s[streamed]
+            for unit in units:
+                asked_s[unit] = now_s
 
     def came(self, unit: int, now_s: float, *, streamed: bool) -> None:
         if streamed:
@@ -41,6 +44,6 @@ class Arrivals:
         else:
             self.units_computed += 1
         if self.paths is not None:
-            t, l, c = self._problem.place(unit)
-            head = c if self._problem.coupling == "per_head" else None
-            self.paths.append(UnitPath(t, l, head, streamed, self._asked_s[unit, streamed], now_s))
+            t, l, c = self._place[unit]
+            head = c if self._per_head else None
+            self.paths.append(UnitPath(t, l, head, streamed, self._asked_s[streamed][unit], now_s))

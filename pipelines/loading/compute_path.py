@@ -26,7 +26,8 @@ class ComputePath:
 
     def fill(self) -> None:
         """Hand over as many units as the pace allows and the loader wants."""
-        while len(self._computing) < self._load.pace.compute_ahead and self._next():
+        ahead = self._load.pace.compute_ahead
+        while len(self._computing) < ahead and self._next():
             pass
 
     def call_off(self) -> None:
@@ -53,9 +54,9 @@ class ComputePath:
                 raise KvferryError(f"{type(load.loader).__name__} wants unit {unit} computed before it can be")
         load.moved()
         progress.hand_over_compute(unit)
-        load.arrivals.asked(unit, load.env.now, streamed=False)
-        ops = load.context.ops_of(*progress.problem.place(unit))
-        tickets = [load.machine.submit(op, request=load.request) for op in ops]
+        load.arrivals.asked((unit,), load.env.now, streamed=False)
+        machine, request = load.machine, load.request
+        tickets = [machine.submit(op, request=request) for op in load.context.ops_of(*progress.problem.place(unit))]
         self._computing[unit] = tickets
         then(tickets[-1], partial(self._computed, unit))
         return True

@@ -1,6 +1,6 @@
 """A stored context as the pipeline needs it: its units as ops to submit and chunks to fetch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -121,11 +121,12 @@ class Context:
             units = tuple(u * heads + h for u in units for h in range(heads))
         return Chunks(self.sequence, units, n_bytes, level)
 
-    def unit_bytes(self, unit: int, level: int) -> float:
-        """Encoded size of a unit at a level."""
-        return self._unit_bytes[unit] * self.level_scale[level]
+    def bytes_of(self, units: Sequence[int], level: int) -> list[float]:
+        """Encoded size of each of these units at a level."""
+        sizes, scale = self._unit_bytes, self.level_scale[level]
+        return [sizes[u] * scale for u in units]
 
-    def values_of(self, units: tuple[int, ...]) -> int:
+    def values_of(self, units: Sequence[int]) -> int:
         """How many key and value numbers these units hold, which decompression must produce."""
         each, per_chunk = self._values_of_chunks, self._units_per_chunk
         if len(units) == 1:

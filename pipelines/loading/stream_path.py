@@ -39,10 +39,8 @@ class StreamPath:
             self._arrivals.wasted_bytes += n_bytes
 
     def _has_room(self) -> bool:
-        if self._transfers.link_runs_dry:
-            return True
-        window_bytes = self._load.loader.window.n_bytes(self._load.facts)
-        return self._transfers.has_room(window_bytes, self._progress.streaming_bytes)
+        transfers = self._transfers
+        return transfers.link_runs_dry or transfers.has_room(self._load.window_bytes, self._progress.streaming_bytes)
 
     def _next(self) -> bool:
         units, level = self._wanted()
@@ -66,27 +64,27 @@ class StreamPath:
         """Returns the units of the next transfer, and their level: what the loader asks for, and more while that is
         little. No units: it wants nothing."""
         load, pace = self._load, self._load.pace
+        progress, lost = self._progress, self._arrivals.lost
         units: list[int] = []
         level, n_bytes = 0, 0.0
-        enough_bytes = load.facts.seen_bytes_per_s * pace.transfer_s
-        left = self._progress.remaining - len(self._transfers)
+        enough_bytes = load.transfer_bytes
+        left = progress.remaining - len(self._transfers)
         # Of a transfer that carries more than one unit, some may be there by now: computing won that race.
-        most_units = min(pace.transfer_units, 1 + max(left, 0) // pace.transfer_left)
+        most_units = min(pace.transfer_units, 1 + left // pace.transfer_left if left > 0 else 1)
         while len(units) < most_units:
             wanted, self._postponed = self._postponed, None
             if wanted is None:
-                wanted = load.loader.next_stream(self._progress, load.look())
-            if wanted is None or not self._arrivals.lost.isdisjoint(wanted.units):
+                wanted = load.loader.next_stream(progress, load.look())
+            if wanted is None or (lost and not lost.isdisjoint(wanted.units)):
                 break
             if units and wanted.level != level:
                 self._postponed = wanted
                 break
             level = wanted.level
-            for unit in wanted.units:
-                unit_bytes = load.context.unit_bytes(unit, level)
-                self._progress.hand_over_stream(unit, unit_bytes)
-                self._arrivals.asked(unit, load.env.now, streamed=True)
+            for unit, unit_bytes in zip(wanted.units, load.context.bytes_of(wanted.units, level), strict=True):
+                progress.hand_over_stream(unit, unit_bytes)
                 n_bytes += unit_bytes
+            self._arrivals.asked(wanted.units, load.env.now, streamed=True)
             units += wanted.units
             if n_bytes >= enough_bytes:
                 break
@@ -113,7 +111,7 @@ class StreamPath:
         load.moved()
         self._transfers.end(units)
         event.defused = True
-        each_bytes = [load.context.unit_bytes(unit, level) for unit in units]
+        each_bytes = load.context.bytes_of(units, level)
         if isinstance(event.value, LinkDown) or cancelled(event):
             for unit, unit_bytes in zip(units, each_bytes, strict=True):
                 self._progress.link_left(unit, unit_bytes)
@@ -131,14 +129,17 @@ class StreamPath:
 
     def _arrive(self, units: tuple[int, ...], each_bytes: list[float], level: int) -> None:
         arrivals, progress, now_s = self._arrivals, self._progress, self._load.env.now
+        came = []
         for unit, unit_bytes in zip(units, each_bytes, strict=True):
             if progress.present[unit]:
                 arrivals.wasted_bytes += unit_bytes
             else:
+                came.append(unit)
                 arrivals.came(unit, now_s, streamed=True)
-                arrivals.values_by_level[level] += self._load.context.values_of((unit,))
                 arrivals.streamed_bytes += unit_bytes
             progress.streamed(unit, unit_bytes)
+        if came:
+            arrivals.values_by_level[level] += self._load.context.values_of(came)
 
     def _compute_instead(self, units: tuple[int, ...], each_bytes: list[float], error: KvferryError) -> None:
         """These came whole, and are of no use."""

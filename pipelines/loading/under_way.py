@@ -47,15 +47,22 @@ class UnderWay:
         self._moved_s = self.env.now
         self._awaited: simpy.Event | None = None
         loader.start(problem, self.facts)
+        self._learn(self.facts)
 
     def look(self) -> LoadFacts:
         """Returns the facts, renewed ten times a window: looking costs more than deciding."""
         now_s = self.env.now
         if now_s >= self._facts_until_s:
             seen = self.machine.observe(self.pace.window_s)
-            self.facts = self._outlook.later(self.facts, seen, self._loads())
+            self._learn(self._outlook.later(self.facts, seen, self._loads()))
             self._facts_until_s = now_s + self.pace.window_s / 10
         return self.facts
+
+    def _learn(self, facts: LoadFacts) -> None:
+        self.facts = facts
+        # What the loader keeps on the link, and what is enough for one transfer.
+        self.window_bytes = self.loader.window.n_bytes(facts)
+        self.transfer_bytes = facts.seen_bytes_per_s * self.pace.transfer_s
 
     def moved(self) -> None:
         """A unit was handed over or has arrived."""

@@ -102,7 +102,7 @@ class Read:
 class Loader(Protocol):
     """Decides, and carries nothing out. None: nothing to do until a unit arrives or a window passes."""
 
-    # The pipeline asks for streams while less than this is on the link.
+    # The pipeline asks for streams while less than this is on the link; it looks here whenever facts are new.
     window: LinkWindow
 
     def start(self, problem: LoadProblem, facts: LoadFacts) -> None:

@@ -68,10 +68,11 @@ class LoadProblem:
 
     def place(self, unit: int) -> tuple[int, int, int]:
         """(t, l, c) of a flat index."""
-        return self._places[unit]
+        return self.places[unit]
 
     @cached_property
-    def _places(self) -> list[tuple[int, int, int]]:
+    def places(self) -> list[tuple[int, int, int]]:
+        """(t, l, c) of every unit, by its flat index; not to be written to."""
         return _places_of(*self.compute_s.shape)
 
     def attended_layer(self, l: int) -> int | None:

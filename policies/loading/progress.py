@@ -40,6 +40,11 @@ class LoadProgress:
         self.reading_bytes = 0.0
         self.computing_s = 0.0
         self._compute_s: list[float] = problem.compute_s.ravel().tolist()
+        # Of the problem, looked up for every unit again and again.
+        self._place = problem.places
+        self._attends = [problem.attended_layer(l) for l in range(problem.layers)]
+        self._per_head = problem.coupling == "per_head"
+        self._to_next_chunk = problem.layers * problem.columns_per_chunk
 
     @property
     def complete(self) -> bool:
@@ -61,29 +66,31 @@ class LoadProgress:
         under all_heads: a wasted stream, worthwhile for the layers above. Under per_head a streamed unit ends
         its column (Eq. 2: each chunk exactly once).
         """
-        t, l, c = self.problem.place(unit)
+        t, l, c = self._place[unit]
         if self.depth[t][c] != l or self.computing[unit]:
             return False
-        if self.present[unit] and self.problem.coupling == "per_head":
+        if self._per_head and self.present[unit]:
             return False
-        return self.missing_before(t, l, c) is None
+        attended = self._attends[l]
+        return attended is None or self.first_missing[attended][c] >= t
 
     def missing_before(self, t: int, l: int, c: int) -> int | None:
         """The first earlier token chunk whose KV keeps (t, l, c) from being computed; None: nothing does."""
-        attended = self.problem.attended_layer(l)
+        attended = self._attends[l]
         if attended is None:
             return None
         first = self.first_missing[attended][c]
         return first if first < t else None
 
     def hand_over_compute(self, unit: int) -> None:
-        t, l, c = self.problem.place(unit)
+        t, l, c = self._place[unit]
         self.handed_over.append(unit)
         self.computing[unit] = 1
         self.units_computing += 1
         self.computing_s += self._compute_s[unit]
         self.depth[t][c] = l + 1
-        self._advance_first_missing(t, l, c)
+        if self.first_missing[l][c] == t:
+            self._advance_first_missing(unit)
 
     def hand_over_stream(self, unit: int, n_bytes: float) -> None:
         self.streaming[unit] = 1
@@ -119,7 +126,7 @@ class LoadProgress:
 
     def compute_cancelled(self, unit: int) -> None:
         """The unit was removed from the processor's queue, as all units queued after it must be."""
-        t, l, c = self.problem.place(unit)
+        t, l, c = self._place[unit]
         self._left_processor(unit)
         self.depth[t][c] = min(self.depth[t][c], l)
         if not self.present[unit]:
@@ -141,16 +148,15 @@ class LoadProgress:
             return
         self.present[unit] = 1
         self.remaining -= 1
-        self._advance_first_missing(*self.problem.place(unit))
+        t, l, c = self._place[unit]
+        if self.first_missing[l][c] == t:
+            self._advance_first_missing(unit)
 
-    def _advance_first_missing(self, t: int, l: int, c: int) -> None:
-        missing = self.first_missing[l]
-        if missing[c] != t:
-            return
-        stride = self.problem.layers * self.problem.columns_per_chunk
-        unit = self.problem.unit(t, l, c) + stride
-        t += 1
-        while unit < self.problem.units and (self.present[unit] or self.computing[unit]):
-            unit += stride
+    def _advance_first_missing(self, unit: int) -> None:
+        """The first missing unit of a row was missing until now: go to the next one."""
+        t, l, c = self._place[unit]
+        present, computing, units = self.present, self.computing, len(self.present)
+        while unit < units and (present[unit] or computing[unit]):
+            unit += self._to_next_chunk
             t += 1
-        missing[c] = t
+        self.first_missing[l][c] = t

@@ -32,7 +32,7 @@ def test_chunks_are_as_large_as_their_level(
     )
     for level, scale in enumerate(context.level_scale):
         assert context.chunks_of(units, level) == Chunks(7, chunks, n_bytes * scale, level)
-        assert sum(context.unit_bytes(unit, level) for unit in units) == n_bytes * scale
+        assert sum(context.bytes_of(units, level)) == n_bytes * scale
 
 
 def test_chunks_of_a_part_have_the_numbers_of_the_whole() -> None:
