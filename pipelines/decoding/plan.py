@@ -75,7 +75,7 @@ class DecodePlan:
 
     @property
     def writes_back(self) -> bool:
-        """As ``Roles.writes_back``."""
+        """Returns what ``Roles.writes_back`` says."""
         return self.roles.writes_back
 
     @cached_property
