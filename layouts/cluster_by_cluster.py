@@ -3,7 +3,7 @@ Fig. 13 compare with."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -89,9 +89,7 @@ class Contiguous(Stretched):
         )
         return np.asarray(last & (self._lengths[rows] + tokens <= self.like.most_row_tokens))
 
-    def _make_room(
-        self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: np.ndarray
-    ) -> tuple[Moves, np.ndarray]:
+    def _make_room(self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: Any) -> tuple[Moves, np.ndarray]:
         ends = self._starts[rows, blocks] + self._tokens[rows, blocks]
         moves = self._pushed(rows, ends, tokens)
         starts = self._starts[rows]

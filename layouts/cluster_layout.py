@@ -199,7 +199,7 @@ class CountedClusters(ABC):
     def _fits(self, rows: np.ndarray, blocks: np.ndarray, tokens: int) -> np.ndarray: ...
 
     def _row(self, layer: Any, row: Any) -> Any:
-        return np.asarray(layer) * self.like.rows + row if np.ndim(layer) else layer * self.like.rows + row
+        return (np.asarray(layer) if isinstance(layer, Sequence) else layer) * self.like.rows + row
 
     def _of_layer(self, of_rows: np.ndarray, layer: int) -> np.ndarray:
         return of_rows[layer * self.like.rows : (layer + 1) * self.like.rows]
@@ -212,6 +212,8 @@ class CountedClusters(ABC):
         return new
 
     def _counted(self, written: Pieces) -> Pieces:
+        if not self._written:
+            return written
         page = self.like.page
         ends = written.offsets + written.lengths
         self.counted.written_bytes += int((up(ends, page) - (written.offsets & -page)).sum())

@@ -120,15 +120,14 @@ class DualHead(Stretched):
         held = self._shared.held(rows, blocks) + tokens
         return np.asarray(held * self.like.token_bytes <= self._shared.n_bytes[rows, blocks])
 
-    def _make_room(
-        self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: np.ndarray
-    ) -> tuple[Moves, np.ndarray]:
+    def _make_room(self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: Any) -> tuple[Moves, np.ndarray]:
         anew = ~self._fits(rows, blocks, tokens)
         if not anew.any():
             return Moves.none(), anew
+        here = np.broadcast_to(here, rows.shape)
         away = np.flatnonzero(anew & ~here)
         places = rows[away], blocks[away], np.zeros(len(away), np.int64), self._stored(rows[away], blocks[away])
-        sources, _ = self._addresses(*places)
+        sources = self._addresses(*places)[0] if len(away) else None
         for n in np.flatnonzero(anew).tolist():
             row, block = int(rows[n]), int(blocks[n])
             self._shared.places.step()
@@ -136,6 +135,8 @@ class DualHead(Stretched):
             # What is not in memory moves as it lies.
             down = None if here[n] else bool(self._shared.down[row, block])
             self._shared.find(row, block, int(self._tokens[row, block]) + tokens, (), down)
+        if sources is None:
+            return Moves.none(), anew
         targets, _ = self._addresses(*places)
         moves = Moves(rows[away] // self.like.rows, sources, targets, places[3] * self.like.token_bytes)
         return moves, anew & here

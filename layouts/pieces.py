@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Moves:
         return Moves(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
 
     @staticmethod
+    @cache
     def none() -> "Moves":
         nothing = np.empty(0, np.int64)
         return Moves(nothing, nothing, nothing, nothing)
@@ -133,6 +134,7 @@ class Pieces:
         return [Pieces.together(turn) for turn in turns]
 
     @staticmethod
+    @cache
     def none(token_bytes: int) -> "Pieces":
         nothing = np.empty(0, np.int64)
         return Pieces(nothing, nothing, nothing, nothing, nothing, nothing, np.empty(0, bool), token_bytes)

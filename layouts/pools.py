@@ -99,9 +99,8 @@ class Pools(Stretched):
         ]
         return fits
 
-    def _make_room(
-        self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: np.ndarray
-    ) -> tuple[Moves, np.ndarray]:
+    def _make_room(self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: Any) -> tuple[Moves, np.ndarray]:
+        here = np.broadcast_to(here, rows.shape)
         moving = np.flatnonzero(~self._fits(rows, blocks, tokens))
         sources, targets, lengths = [], [], []
         for row, block in zip(rows[moving].tolist(), blocks[moving].tolist(), strict=True):

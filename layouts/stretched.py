@@ -123,7 +123,7 @@ class Stretched(PlacedClusters):
     def grow(self, layers: Any, rows: np.ndarray, blocks: np.ndarray, tokens: int = 1, here: Any = True) -> Pieces:
         like, flat = self.like, self._row(layers, rows)
         before = self._tokens[flat, blocks]
-        moves, anew = self._make_room(flat, blocks, tokens, np.broadcast_to(here, flat.shape))
+        moves, anew = self._make_room(flat, blocks, tokens, here)
         self._tokens[flat, blocks] += tokens
         self.counted.new_bytes += tokens * len(flat) * like.token_bytes
         again = Pieces.none(like.token_bytes)
@@ -187,11 +187,9 @@ class Stretched(PlacedClusters):
         """Offset of each stretch of a block's entries, and whether they lie downwards in it."""
 
     @abstractmethod
-    def _make_room(
-        self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: np.ndarray
-    ) -> tuple[Moves, np.ndarray]:
+    def _make_room(self, rows: np.ndarray, blocks: np.ndarray, tokens: int, here: Any) -> tuple[Moves, np.ndarray]:
         """Makes room for `tokens` more; returns what moves within the file, and for each block whether it has another
-        place and has to be written as a whole. Called before they are counted."""
+        place and has to be written as a whole. Called before they are counted. `here` is a flag, or one for each."""
 
     @abstractmethod
     def _divide(

@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from kvferry.specs.workload import KeysSpec
+from kvferry.system.memo import Memo
 from kvferry.traces.chance import Source, generator
 
 # Kinds of layers: further layers are each like one of these, so that thousands of tokens take seconds.
 KINDS = 4
+# Keys and queries that were drawn last, and how many numbers of them are kept at most.
+_DRAWN = Memo[tuple[np.ndarray, np.ndarray]](1)
+_MOST_NUMBERS = 1 << 25
 
 
 class KeyProcess:
@@ -50,11 +54,22 @@ class KeyProcess:
         return np.array(of_scene)[np.cumsum(changes) - 1]
 
     def drawn(self, tokens: int, kinds: int, sequences: int, heads: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and queries float32[rows, tokens, width]: rows kind by kind, sequence by sequence, head by head."""
+        """Keys and queries float32[rows, tokens, width]: rows kind by kind, sequence by sequence, head by head. Not to
+        be written to: the next run may begin with the same."""
+        numbers = 2 * kinds * sequences * heads * tokens * self.width
+        if numbers > _MOST_NUMBERS:
+            return self._drawn(tokens, kinds, sequences, heads, seed)
+        depends = self.statistics.model_dump_json(), tokens, kinds, sequences, heads, seed
+        return _DRAWN.of(depends, lambda: self._drawn(tokens, kinds, sequences, heads, seed))
+
+    def _drawn(self, tokens: int, kinds: int, sequences: int, heads: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         topics = [self.topics(tokens, seed, sequence) for sequence in range(sequences)]
         parts = [part for kind in range(kinds) for part in self._of_kind(topics, heads, seed, kind)]
         keys, queries = zip(*parts, strict=True)
-        return np.concatenate(keys), np.concatenate(queries)
+        found = np.concatenate(keys), np.concatenate(queries)
+        for of in found:
+            of.flags.writeable = False
+        return found
 
     def _of_kind(
         self, topics: Sequence[np.ndarray], rows: int, seed: int, kind: int

@@ -111,8 +111,8 @@ class ClusterSplitting:
         waits, to_split = np.zeros(len(rows), bool), dict[int, list[int]]()
         beyond = np.flatnonzero(over).tolist()
         asked = [(n, int(ids[n])) for n in beyond]
-        for n, flags in enumerate(map(self.waiting.flags, layers.tolist(), rows.tolist())):
-            asked += [(n, block) for block in flags if not (over[n] and block == ids[n])]
+        now = {*asked}
+        asked += [one for one in self.waiting.flagged(layers, rows) if one not in now]
         if asked:
             at, blocks = (np.array(of) for of in zip(*asked, strict=True))
             here = retrieved(layers[at], rows[at], blocks)

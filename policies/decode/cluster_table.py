@@ -66,7 +66,8 @@ class ClusterTable:
         apart = vectors - before
         self.means[rows, clusters] = means = before + apart / counts[:, None]
         self.squares[rows, clusters] += (apart * (vectors - means)).sum(-1)
-        self._copy(rows, clusters, means)
+        self._points[rows, :, clusters] = means
+        self._halves[rows, clusters] = (means**2).sum(-1) / 2
         self.used[rows] = np.maximum(self.used[rows], clusters + 1)
 
     def set(self, row: int, cluster: int, vectors: np.ndarray) -> None:
@@ -74,9 +75,6 @@ class ClusterTable:
         self.counts[row, cluster] = len(vectors)
         self.means[row, cluster] = mean = vectors.mean(0, dtype=float)
         self.squares[row, cluster] = ((vectors - mean) ** 2).sum()
-        self._copy(np.array([row]), np.array([cluster]), mean[None])
+        self._points[row, :, cluster] = mean
+        self._halves[row, cluster] = (mean**2).sum() / 2
         self.used[row] = max(self.used[row], cluster + 1)
-
-    def _copy(self, rows: np.ndarray, clusters: np.ndarray, means: np.ndarray) -> None:
-        self._points[rows, :, clusters] = means
-        self._halves[rows, clusters] = (means**2).sum(-1) / 2

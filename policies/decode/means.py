@@ -103,7 +103,7 @@ def two_means(vectors: np.ndarray, there: np.ndarray, rounds: int = SPLIT_ROUNDS
 
     Means begin at the vector farthest from the common mean, and at the one farthest from that.
     """
-    vectors = np.where(there[..., None], vectors, 0.0).astype(float)
+    vectors = np.where(there[..., None], vectors, 0.0).astype(float, copy=False)
     n = np.maximum(there.sum(1), 1)[:, None]
     sets = np.arange(len(vectors))
     mean = vectors.sum(1) / n

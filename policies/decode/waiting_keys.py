@@ -32,6 +32,11 @@ class WaitingKeys:
         """Returns the flagged clusters of a row, each with the keys that wait for it."""
         return self._flagged.setdefault((layer, row), {})
 
+    def flagged(self, layers: np.ndarray, rows: np.ndarray) -> list[tuple[int, int]]:
+        """Returns the flagged clusters of these rows, each with the position of its row."""
+        of, places = self._flagged.get, zip(layers.tolist(), rows.tolist(), strict=True)
+        return [(n, block) for n, place in enumerate(places) if (flags := of(place)) for block in flags]
+
     def full_rows(self, layers: np.ndarray, rows: np.ndarray, most: int) -> list[int]:
         """Returns the positions of rows in which `most` keys wait, or more."""
         return np.flatnonzero(self._in_row[layers, rows] >= most).tolist()

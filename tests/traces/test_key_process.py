@@ -88,3 +88,14 @@ def test_recall_of_blocks_is_what_the_query_wants_most_of_what_is_stored() -> No
         # Of a token that nothing was chosen for.
         entries.go_on()
         assert entries.recall(5) is None
+
+
+def test_the_same_keys_are_drawn_once_and_cannot_be_written_to() -> None:
+    process = KeyProcess(KeysSpec())
+    keys, queries = process.drawn(40, 2, 1, 2, 3)
+    again = KeyProcess(KeysSpec()).drawn(40, 2, 1, 2, 3)
+    assert again[0] is keys and again[1] is queries
+    others = process.drawn(40, 2, 1, 2, 4), KeyProcess(KeysSpec(spread=0.9)).drawn(40, 2, 1, 2, 3)
+    assert all(other[0] is not keys and (other[0] != keys).any() for other in others)
+    with pytest.raises(ValueError, match="read-only"):
+        keys[0] = 1
