@@ -3,11 +3,12 @@
 import pytest
 from tiny import DECODING, tiny
 
-from kvferry.pipelines.decoding import decode
+from kvferry.pipelines.decoding import decode, skip_memo
 from kvferry.pipelines.decoding.passage import Passage
 from kvferry.pipelines.run import run_scenario
 from kvferry.policies.decode.means import KMEANS_ROUNDS
 from kvferry.system.array_memo import ArrayMemo
+from kvferry.system.memo import Memo
 from kvferry.traces import clustered_keys
 from kvferry.traces.key_process import KINDS
 
@@ -33,8 +34,10 @@ def run(system: str, told: list[tuple[int, int]]) -> list[object]:
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clusters of prompts that an earlier run made are made again, and their rounds are counted."""
+    """Clusters of prompts that an earlier run made are made again, and their rounds are counted; so are tokens that it
+    skipped."""
     monkeypatch.setattr(clustered_keys, "_OF_PROMPTS", ArrayMemo(KINDS))
+    monkeypatch.setattr(skip_memo, "_REACHED", Memo[bytes](2))
 
 
 @pytest.mark.parametrize("system", ["dynakv", "pqcache", "clusterkv"])
