@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypedDict, Unpack
+from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 import simpy
 
@@ -16,8 +16,7 @@ from kvferry.specs.human import size
 from kvferry.specs.tier import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What a machine observed of itself over the last `window_s` seconds."""
 
     now_s: float

@@ -29,8 +29,9 @@ class Arrivals:
         # Of those, the ones that had not been computed meanwhile. Asking for them again would bring the same.
         self.lost: set[int] = set()
         self.paths: list[UnitPath] | None = [] if keep_paths else None
-        # When units were handed over: to the processor, and to the link.
-        self._asked_s: tuple[dict[int, float], dict[int, float]] = {}, {}
+        # When each unit was handed over: to the processor, and to the link.
+        none_yet = [0.0] * problem.units if keep_paths else []
+        self._asked_s = none_yet, none_yet.copy()
 
     def asked(self, units: Sequence[int], now_s: float, *, streamed: bool) -> None:
         if self.paths is not None:

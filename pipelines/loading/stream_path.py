@@ -67,7 +67,7 @@ class StreamPath:
         progress, lost = self._progress, self._arrivals.lost
         units: list[int] = []
         level, n_bytes = 0, 0.0
-        enough_bytes = load.transfer_bytes
+        enough_bytes = load.facts.seen_bytes_per_s * pace.transfer_s
         left = progress.remaining - len(self._transfers)
         # Of a transfer that carries more than one unit, some may be there by now: computing won that race.
         most_units = min(pace.transfer_units, 1 + left // pace.transfer_left if left > 0 else 1)

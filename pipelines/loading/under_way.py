@@ -46,23 +46,27 @@ class UnderWay:
         # When a unit was last handed over or arrived, and what wakes a watch that sleeps longer than a window then.
         self._moved_s = self.env.now
         self._awaited: simpy.Event | None = None
+        # What the loader keeps on the link, and the facts that this was asked for with.
+        self._window: tuple[LoadFacts | None, float] = None, 0.0
         loader.start(problem, self.facts)
-        self._learn(self.facts)
 
     def look(self) -> LoadFacts:
         """Returns the facts, renewed ten times a window: looking costs more than deciding."""
         now_s = self.env.now
         if now_s >= self._facts_until_s:
             seen = self.machine.observe(self.pace.window_s)
-            self._learn(self._outlook.later(self.facts, seen, self._loads()))
+            self.facts = self._outlook.later(self.facts, seen, self._loads())
             self._facts_until_s = now_s + self.pace.window_s / 10
         return self.facts
 
-    def _learn(self, facts: LoadFacts) -> None:
-        self.facts = facts
-        # What the loader keeps on the link, and what is enough for one transfer.
-        self.window_bytes = self.loader.window.n_bytes(facts)
-        self.transfer_bytes = facts.seen_bytes_per_s * self.pace.transfer_s
+    @property
+    def window_bytes(self) -> float:
+        """How many bytes the loader keeps on the link, by the present facts."""
+        facts, n_bytes = self._window
+        if facts is not self.facts:
+            n_bytes = self.loader.window.n_bytes(self.facts)
+            self._window = self.facts, n_bytes
+        return n_bytes
 
     def moved(self) -> None:
         """A unit was handed over or has arrived."""

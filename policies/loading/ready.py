@@ -27,17 +27,21 @@ class Ready:
         """Units that have become computable since the last call; the first call returns all that are."""
         if not self._begun:
             return self._all(progress)
-        if len(progress.handed_over) == self._handed_over and len(progress.delivered) == self._delivered:
+        handed_over, delivered = len(progress.handed_over), len(progress.delivered)
+        if handed_over == self._handed_over and delivered == self._delivered:
             return []
         found: dict[int, None] = {}  # in order, each once
+        places = self._problem.places
         for unit in progress.handed_over[self._handed_over :]:
-            t, l, c = self._problem.place(unit)
+            t, l, c = places[unit]
             self._look_at_column(progress, t, c, found)
             self._look_at_row(progress, l, c, found)
+        was, now = self._first_missing, progress.first_missing
         for unit in progress.delivered[self._delivered :]:
-            _, l, c = self._problem.place(unit)
-            self._look_at_row(progress, l, c, found)
-        self._handed_over, self._delivered = len(progress.handed_over), len(progress.delivered)
+            _, l, c = places[unit]
+            if was[l][c] != now[l][c]:
+                self._look_at_row(progress, l, c, found)
+        self._handed_over, self._delivered = handed_over, delivered
         return list(found)
 
     def _all(self, progress: LoadProgress) -> list[int]:

@@ -187,15 +187,22 @@ class Staged:
 
     def next_stream(self, progress: LoadProgress, facts: LoadFacts) -> Stream | None:
         self._look(progress)
-        stages = range(self._stage, self._last_open_stage + 1)
-        unit = next((u for k in stages if (u := self._next_to_stream(k, progress)) is not None), None)
-        if unit is None and self.controller:
-            taken = (self.controller.stream_instead(self._work, k, progress, facts) for k in stages)
-            unit = next((u for u in taken if u is not None), None)
+        unit = self._unit_to_stream(progress, facts)
         if unit is None:
             return None
         self._work.take(unit)
         return Stream((unit,))
+
+    def _unit_to_stream(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
+        stages = range(self._stage, self._last_open_stage + 1)
+        for k in stages:
+            if (unit := self._next_to_stream(k, progress)) is not None:
+                return unit
+        if self.controller is not None:
+            for k in stages:
+                if (unit := self.controller.stream_instead(self._work, k, progress, facts)) is not None:
+                    return unit
+        return None
 
     def _take_from_link(self, progress: LoadProgress, facts: LoadFacts) -> int | None:
         unit = self._first_ready(self._ready_there, self._work.streams, progress)
@@ -217,7 +224,8 @@ class Staged:
 
     @property
     def _last_open_stage(self) -> int:
-        return min(self._stage + (1 if self.controller else 0), self._work.stages - 1)
+        last = self._work.stages - 1
+        return self._stage if self.controller is None or self._stage == last else self._stage + 1
 
     def _look(self, progress: LoadProgress) -> None:
         """Go to the next stage when this one is handed over; sort what has become computable."""

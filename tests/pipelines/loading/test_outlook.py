@@ -1,7 +1,5 @@
 """What loads can count on, by hand: their share of both paths, the device's decoders, background load, their turn."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -36,7 +34,7 @@ def test_a_load_counts_on_its_share() -> None:
     assert start.planned_exchange == 80.0
     later = Outlook(bytes_per_s=80.0, rtt_s=0.1).later(start, SEEN, loads=2)
     assert (later.goodput_bytes_per_s, later.compute_speed, later.now_s) == (40.0, 0.4, 1.0)
-    nothing_seen = replace(SEEN, goodput_bytes_per_s=None, compute_speed=None)
+    nothing_seen = SEEN._replace(goodput_bytes_per_s=None, compute_speed=None)
     unseen = Outlook(bytes_per_s=80.0, rtt_s=0.1).later(start, nothing_seen, loads=2)
     assert (unseen.seen_bytes_per_s, unseen.seen_speed) == (20.0, 0.25)
 
@@ -125,7 +123,7 @@ def test_a_processors_start_is_planned_with_until_it_is_over() -> None:
     problem = LoadProblem(compute_s=np.ones((1, 1, 1)), stream_bytes=np.ones((1, 1, 1)), coupling="per_head")
     # Of 2 s, in which half a processor would have done 1 s of work.
     assert (start.starting_s, start.planned(problem).start_s) == (2.0, 1.0)
-    assert outlook.later(start, replace(SEEN, now_s=2.5), loads=1).starting_s == 0.5
+    assert outlook.later(start, SEEN._replace(now_s=2.5), loads=1).starting_s == 0.5
     assert outlook.at_start(4.0, loads=1).planned(problem) is problem
 
 
