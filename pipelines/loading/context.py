@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,9 @@ import numpy as np
 from kvferry.machine.ops import Advance, Chunks, KvRef, Op, PrefillHead, Project
 from kvferry.policies.loading.problem import Coupling, LoadProblem
 from kvferry.specs.model import ModelSpec
+
+# The very same op where one takes as much: nine of ten do, and their price is found sooner.
+_op_of_head = lru_cache(65_536)(PrefillHead)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +83,9 @@ class Context:
 
     def ops_of(self, t: int, l: int, c: int) -> tuple[Op, ...]:
         """The ops, in order, that compute the KV of unit (t, l, c)."""
-        if self.coupling == "per_head":
-            return self._op_of_head(t, l == self.model.layers - 1, self._blocks_of_heads[t][l][c])
         tokens, before = self._token_list[t], self._context_token_list[t]
+        if self.coupling == "per_head":
+            return (_op_of_head(tokens, self._blocks_of_heads[t][l][c], l == self.model.layers - 1, before),)
         n_bytes = self._layer_kv_bytes[t]
         number = self.number_of(t)
         project = Project(tokens, KvRef(self.sequence, number, l, None, n_bytes))
@@ -90,20 +93,6 @@ class Context:
             return (project,)
         below = KvRef(self.sequence, number, l - 1, None, n_bytes)
         return (Advance(tokens, self._blocks_of_all_heads[t][l - 1], before, below), project)
-
-    def _op_of_head(self, t: int, final_layer: bool, active_blocks: int) -> tuple[Op]:
-        """The op of a head, the very same where one takes as much: most do, and its price is found sooner."""
-        kept = self._ops_of_heads[t][final_layer]
-        ops = kept.get(active_blocks)
-        if ops is None:
-            op = PrefillHead(self._token_list[t], active_blocks, final_layer, self._context_token_list[t])
-            ops = kept[active_blocks] = (op,)
-        return ops
-
-    @cached_property
-    def _ops_of_heads(self) -> list[tuple[dict[int, tuple[Op]], dict[int, tuple[Op]]]]:
-        """Of each token chunk by active blocks: below the final layer, and in it."""
-        return [({}, {}) for _ in self._token_list]
 
     def number_of(self, t: int) -> int:
         """Returns the number of a token chunk in what is stored."""

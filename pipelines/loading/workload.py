@@ -20,7 +20,7 @@ from kvferry.pipelines.loading.systems import SYSTEMS, LoadingSystem
 from kvferry.pipelines.record import RequestRecord
 from kvferry.pipelines.tally import Totals
 from kvferry.pipelines.workload import Flow, Left, Process, Progress, System
-from kvferry.policies.loading.bound import clairvoyant_bound_s, frontier
+from kvferry.policies.loading.bound import clairvoyant_bound_s, column_labels, frontier
 from kvferry.policies.loading.loader import DISCIPLINES
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.scenarios.resolve import Complaint
@@ -28,12 +28,22 @@ from kvferry.specs.errors import InputError
 from kvferry.specs.machine import DEVICE
 from kvferry.specs.scenario import Scenario
 from kvferry.specs.workload import MOST_CHUNKS_PER_RUN, MOST_TOKENS_PER_RUN, MOST_UNITS_PER_REQUEST
+from kvferry.system.array_memo import ArrayMemo
 from kvferry.traces.chunks import ChunkTrace
 from kvferry.traces.rate import RateTrace
 from kvferry.traces.request import Request
 from kvferry.traces.requests import ContextRequests, context_requests
 from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
+
+# Of what each system of a comparison loads, one after the other.
+_LABELS = ArrayMemo(64)
+
+
+def remembered_labels(problem: LoadProblem) -> np.ndarray:
+    """The ``column_labels`` of a problem, worked out once for equal ones; not to be written to."""
+    costs = np.stack((problem.compute_s, problem.stream_bytes))
+    return _LABELS.of(costs, make=lambda: column_labels(problem))
 
 
 def delivered_bytes(link: RateTrace, rtt_s: float, arrival_s: float, elapsed_s: float, placing_s: float) -> float:
@@ -76,11 +86,16 @@ def load_bound_s(
         return processor.amount(from_s, max(from_s, arrival_s + elapsed_s))
 
     smallest_scale = min(true_problem.level_scale)
-    over_the_link_s = clairvoyant_bound_s(frontier(true_problem, smallest_scale), brought_bytes, computed_s)
+    over_the_link_s = clairvoyant_bound_s(
+        frontier(true_problem, smallest_scale, remembered_labels), brought_bytes, computed_s
+    )
     if intake_s.sum() * link.mean() < smallest_scale * true_problem.stream_bytes.sum():
         return over_the_link_s  # the link is the slower one
     taken_in = replace(true_problem, stream_bytes=intake_s, level_scale=(1.0,))
-    return max(over_the_link_s, clairvoyant_bound_s(frontier(taken_in), lambda s: max(s - rtt_s, 0.0), computed_s))
+    return max(
+        over_the_link_s,
+        clairvoyant_bound_s(frontier(taken_in, labels_of=remembered_labels), lambda s: max(s - rtt_s, 0.0), computed_s),
+    )
 
 
 class ContextReuse:

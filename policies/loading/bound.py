@@ -60,13 +60,18 @@ def _cumulative(amounts: np.ndarray) -> np.ndarray:
     return shares.reshape(layers + 1, -1) / (amounts.sum() or 1.0)
 
 
-def frontier(problem: LoadProblem, smallest_scale: float = 1.0) -> Frontier:
-    """The frontier of a problem; ``smallest_scale`` is that of the smallest encoding level a load may use.
+def frontier(
+    problem: LoadProblem,
+    smallest_scale: float = 1.0,
+    labels_of: Callable[[LoadProblem], np.ndarray] = column_labels,
+) -> Frontier:
+    """The frontier of a problem; ``smallest_scale`` is that of the smallest encoding level a load may use. `labels_of`
+    gives ``column_labels``, which may be remembered.
 
     All columns' hull segments in the order of their slope: the lower convex envelope of all (work, bytes)
     pairs, token dependencies left out.
     """
-    labels = column_labels(problem).ravel()
+    labels = labels_of(problem).ravel()
     order = np.argsort(labels, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(labels[order])), order.size - 1)
     work_s = np.append(0.0, np.cumsum(problem.compute_s.ravel()[order])[ends])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tiny import tiny_model
 
-from kvferry.machine.ops import Chunks
+from kvferry.machine.ops import Chunks, Op, PrefillHead
 from kvferry.pipelines.loading.context import Context
 from kvferry.policies.loading.problem import Coupling
 
@@ -51,3 +51,22 @@ def test_chunks_of_a_part_have_the_numbers_of_the_whole() -> None:
     assert context.chunks_of((1, 2), 0).ids == (14, 15, 20, 21)
     advance, project = context.ops_of(1, 1, 0)
     assert [op.kv and (op.kv.token_chunk, op.kv.layer) for op in (advance, project)] == [(5, 0), (5, 1)]  # type: ignore[attr-defined]
+
+
+def test_heads_that_take_as_much_are_computed_by_the_very_same_op() -> None:
+    def ops(blocks: int, before: int = 0) -> list[Op]:
+        context = Context(
+            sequence=7,
+            model=tiny_model(layers=2, kv_heads=2),
+            coupling="per_head",
+            tokens=np.array([5]),
+            active_blocks=np.array([[[blocks, 3], [blocks, 3]]]),
+            encoded_bytes=np.ones((1, 2, 2)),
+            before=np.array([before]),
+        )
+        return [op for l in range(2) for c in range(2) for op in context.ops_of(0, l, c)]
+
+    # Of other contexts too; neither in the final layer, nor with another context or other blocks.
+    assert [a is b for a, b in zip(ops(2), ops(2), strict=True)] == 4 * [True]
+    assert ops(2) == [PrefillHead(5, blocks, final, 0) for final in (False, True) for blocks in (2, 3)]
+    assert len({*ops(2), *ops(2, before=9), *ops(4)}) == 4 + 4 + 2

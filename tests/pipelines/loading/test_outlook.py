@@ -5,8 +5,9 @@ import pytest
 
 from kvferry.machine.machine import Facts
 from kvferry.pipelines.loading.outlook import Outlook, intake_values_per_s, placing_s
-from kvferry.pipelines.loading.workload import load_bound_s
+from kvferry.pipelines.loading.workload import load_bound_s, remembered_labels
 from kvferry.pipelines.run import run_scenario
+from kvferry.policies.loading.bound import column_labels
 from kvferry.policies.loading.hybrid import Hybrid
 from kvferry.policies.loading.problem import LoadProblem
 from kvferry.scenarios.loader import load_scenario
@@ -192,3 +193,18 @@ def test_one_at_a_time_the_first_load_ends_as_if_it_were_alone() -> None:
     assert max(turns) == pytest.approx(max(shared), rel=0.05)
     assert turns[0] < 0.5 * shared[0]
     assert turns[1] < 0.8 * shared[1]
+
+
+def test_a_bound_depends_on_its_own_problem_whatever_was_asked_for_before() -> None:
+    def problem(**changed: float) -> LoadProblem:
+        costs = {"compute_s": 2.0, "stream_bytes": 3.0} | changed
+        return LoadProblem(
+            **{name: np.array([[[one], [1.0]]]) for name, one in costs.items()},  # type: ignore[arg-type]
+            coupling="per_head",
+        )
+
+    problems = [problem(), problem(compute_s=5.0), problem(), problem(stream_bytes=7.0), problem()]
+    for one in problems:
+        assert (remembered_labels(one) == column_labels(one)).all()
+    assert remembered_labels(problems[0]) is remembered_labels(problems[-1])
+    assert remembered_labels(problems[0]) is not remembered_labels(problems[1])
