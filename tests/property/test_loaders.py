@@ -76,13 +76,8 @@ class UnsteadyMachine(TimedMachine):
     def observe(self, window_s: float) -> Facts:
         seen = super().observe(window_s)
         rate = None if self._rng.random() < 0.3 else self._draw() / self._byte_s
-        return Facts(
-            **{
-                **{k: getattr(seen, k) for k in seen.__slots__},
-                "goodput_bytes_per_s": rate,
-                "compute_speed": self._draw() if self._rng.random() < 0.5 else None,
-            }
-        )
+        speed = self._draw() if self._rng.random() < 0.5 else None
+        return seen._replace(goodput_bytes_per_s=rate, compute_speed=speed)
 
     def _draw(self) -> float:
         return float(np.exp(self._spread * self._rng.standard_normal()))
