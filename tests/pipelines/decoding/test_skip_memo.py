@@ -10,6 +10,7 @@ from kvferry.pipelines.decoding.state import DecodeState
 from kvferry.pipelines.record import Run
 from kvferry.pipelines.run import run_scenario
 from kvferry.specs.scenario import Scenario
+from kvferry.system import content
 from kvferry.system.memo import Memo
 
 SYSTEMS = ("dynakv", "pqcache", "clusterkv")
@@ -19,7 +20,7 @@ WORKLOAD = {"kind": "decode", "context": 256, "output": 128, "decoded": 9, "part
 @pytest.fixture(autouse=True)
 def skips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Nothing is remembered; how many tokens were skipped one by one."""
-    monkeypatch.setattr(skip_memo, "_REACHED", Memo[bytes](2))
+    monkeypatch.setattr(skip_memo, "_REACHED", Memo[skip_memo.Reached](2))
     skipped, skip = list[int](), DecodeState.skip
 
     def noted(self: DecodeState, tokens: int, keys: Any) -> None:
@@ -57,7 +58,7 @@ def test_a_run_comes_to_the_same_whatever_ran_before_it(
     fast, slow = scenario(system), scenario(system, "90 MB/s")
     alone = said(run_scenario(slow))
     assert skips == [119]
-    monkeypatch.setattr(skip_memo, "_REACHED", Memo[bytes](2))
+    monkeypatch.setattr(skip_memo, "_REACHED", Memo[skip_memo.Reached](2))
     behind = said(run_scenario(fast)), said(run_scenario(slow)), said(run_scenario(slow)), said(run_scenario(fast))
     assert skips == [119, 119]
     assert behind[1] == behind[2] == alone
@@ -84,14 +85,7 @@ def test_runs_that_differ_in_what_clusters_come_from_share_nothing(changes: dict
 
 def test_what_others_have_written_is_not_remembered(skips: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Another policy may have the same name the next time."""
-    monkeypatch.setattr(skip_memo, "_OWN", ("numpy", "builtins", "collections", "functools"))
-    run_scenario(scenario())
-    run_scenario(scenario())
-    assert len(skips) == 2
-
-
-def test_what_takes_much_memory_is_not_remembered(skips: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skip_memo, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(content, "_OWN", ("numpy", "builtins", "collections", "functools"))
     run_scenario(scenario())
     run_scenario(scenario())
     assert len(skips) == 2
