@@ -136,8 +136,8 @@ def _of_steps(rig: Rig, folder: Path, scenario: Scenario, system: DecodeSystem) 
 
 
 def batches_around(batch: int) -> tuple[int, int]:
-    """Returns the batches a quarter below and above one: the time of attention bends where its KV leaves a cache, which
-    a calibration's grid of 1, 4 and 16 draws straight."""
+    """Returns the batches a quarter below and above one (of 1: 1 and 2): the time of attention bends where its KV
+    leaves a cache, which a calibration's grid of 1, 4 and 16 draws straight."""
     apart = -(-batch // 4)
     return (batch - apart, batch + apart) if batch > apart else (batch, batch + apart)
 

@@ -180,11 +180,19 @@ class CountedClusters(ABC):
         no pieces and no counts. Layers behind, each of which is like one of the first in turn, have come to the same
         once it ends, each at places of its own."""
         layers, rows, _ = self.shape
+        first = (np.arange(layers)[:, None] % kinds * rows + np.arange(rows)).ravel()
         self._written = False
         self._set_out()
-        yield
-        self._follow((np.arange(layers)[:, None] % kinds * rows + np.arange(rows)).ravel())
-        self._written = True
+        try:
+            yield
+            self._follow(first)
+        finally:
+            self._written = True
+        if not type(self).__module__.startswith("kvferry."):
+            # A plugin's layout may count by row what this does not know of.
+            for of_rows in vars(self).values():
+                if isinstance(of_rows, np.ndarray) and of_rows.shape[:1] == first.shape:
+                    of_rows[:] = of_rows[first]
         self.count_anew()
 
     def _set_out(self) -> None:  # noqa: B027 - most have nothing to wait for

@@ -54,12 +54,12 @@ class Busy:
         if self._open_s is not None and self._open_s < until_s:
             yield max(from_s, self._open_s), until_s
 
-    def since(self, from_s: float) -> bool:
+    def any_since(self, from_s: float) -> bool:
         """Returns whether any of it lies behind `from_s`, found without going through it."""
         return self._open_s is not None or (bool(self._ends_s) and self._ends_s[-1] > from_s)
 
     def busy_s(self, from_s: float, until_s: float) -> float:
-        if not self.since(from_s):
+        if not self.any_since(from_s):
             return 0.0
         return math.fsum([end_s - start_s for start_s, end_s in self.intervals(from_s, until_s)])
 

@@ -84,8 +84,7 @@ class Bottleneck:
         if flow.serving is None:
             now = self.env.now
             self.advance(now)
-            # An air that goes on to now may have begun it.
-            if flow.serving is None and self._begin(flow, now):
+            if flow.serving is None and self._begin(flow, now):  # an air that goes on to now may have begun it
                 self._plan(now)
 
     def _begin(self, flow: Flow, now: float) -> bool:

@@ -94,7 +94,7 @@ class Link:
         (of the time since the start, when that is less) that was busy."""
         now = self.env.now
         from_s = max(self._born_s, now - window_s)
-        if not self.busy.since(from_s):
+        if not self.busy.any_since(from_s):
             return None, 0.0
         busy = list(self.busy.intervals(from_s, now))
         busy_s = math.fsum([until_s - since_s for since_s, until_s in busy])

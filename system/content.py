@@ -1,7 +1,7 @@
 """Content of an object as a digest: equal for objects that hold the same, in one process."""
 
 import hashlib
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -11,7 +11,10 @@ import numpy as np
 # Plugins' code may be another one under the same name.
 _OWN = ("kvferry", "numpy", "builtins", "collections", "functools")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_LISTS = (list, tuple, deque)
+_LISTS = (list, tuple)
+_DICTS = (dict, defaultdict, OrderedDict)
+# What a subclass of these holds is not among its attributes.
+_BUILT_IN = (*_PLAIN[:-1], *_LISTS, dict, set, frozenset, deque, np.ndarray, BaseException, staticmethod, classmethod)
 
 
 class Unclear(TypeError):
@@ -27,15 +30,16 @@ def digest_of(one: Any, *apart: np.ndarray) -> bytes:
 
 
 class _Content:
+    """Walks through what an object holds, each object once."""
+
     def __init__(self, apart: tuple[np.ndarray, ...]) -> None:
         self.digest = hashlib.sha256()
         # Objects by id, numbered as they are met: they may hold each other. They live as long as what is asked of.
         self._met = {id(array): -1 - n for n, array in enumerate(apart)}
 
     def add(self, one: Any) -> None:
-        if isinstance(one, np.ndarray):
-            self._array(one)
-        elif type(one) in _PLAIN or isinstance(one, np.generic):
+        """Raises Unclear."""
+        if type(one) in _PLAIN or isinstance(one, np.generic):
             self._say(type(one).__name__, repr(one))
         elif id(one) in self._met:
             self._say("met", self._met[id(one)])
@@ -44,9 +48,13 @@ class _Content:
             self._held(one)
 
     def _held(self, one: Any) -> None:
-        if type(one) in _LISTS:
+        if type(one) is np.ndarray:
+            self._array(one)
+        elif type(one) in _LISTS:
             self._each(one)
-        elif isinstance(one, dict):
+        elif type(one) is deque:
+            self._each([one.maxlen, *one])
+        elif type(one) in _DICTS:
             self._code(type(one))
             self._each([getattr(one, "default_factory", None), *(part for pair in one.items() for part in pair)])
         elif isinstance(one, type | FunctionType):
@@ -59,33 +67,40 @@ class _Content:
             self._code(type(one))
             self._each([part for pair in _state_of(one).items() for part in pair])
 
-    def _each(self, parts: Any) -> None:
+    def _each(self, parts: list[Any] | tuple[Any, ...]) -> None:
         self._say(type(parts).__name__, len(parts))
         for part in parts:
             self.add(part)
 
     def _array(self, one: np.ndarray) -> None:
-        if id(one) in self._met:
-            self._say("array", self._met[id(one)])
-            return
         if one.dtype.hasobject:
             raise Unclear("an array of objects")
-        self._say(str(one.dtype), one.shape)
+        # By columns or by rows: sums may differ in the last bit.
+        self._say(str(one.dtype), one.shape, one.strides)
         self.digest.update(np.ascontiguousarray(one).data)
 
     def _code(self, one: Any) -> None:
-        if one.__module__.partition(".")[0] not in _OWN or getattr(one, "__closure__", None):
-            raise Unclear(f"{one.__module__}.{one.__qualname__}")
-        self._say(one.__module__, one.__qualname__)
+        module, name = one.__module__ or "", one.__qualname__
+        holds = any(getattr(one, of, None) for of in ("__closure__", "__defaults__", "__kwdefaults__"))
+        if module.partition(".")[0] not in _OWN or "<" in name or holds:
+            raise Unclear(f"{module}.{name}")
+        self._say(module, name)
 
     def _say(self, *what: object) -> None:
         self.digest.update(repr(what).encode())
 
 
 def _state_of(one: Any) -> dict[Any, Any]:
-    slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
-    if isinstance(one, tuple):  # a NamedTuple
+    if isinstance(one, tuple) and hasattr(one, "_fields"):  # a NamedTuple
         return dict(enumerate(one))
-    if not slots and not hasattr(one, "__dict__"):
+    slots = [(kind.__name__, kind.__dict__.get("__slots__", ())) for kind in type(one).__mro__]
+    if isinstance(one, _BUILT_IN) or any(isinstance(names, str) for _, names in slots):
         raise Unclear(type(one).__name__)
-    return {name: getattr(one, name) for name in slots if hasattr(one, name)} | getattr(one, "__dict__", {})
+    held = {_mangled(kind, name): True for kind, names in slots for name in names if not name.endswith("__")}
+    if not held and not hasattr(one, "__dict__"):
+        raise Unclear(type(one).__name__)
+    return {name: getattr(one, name) for name in held if hasattr(one, name)} | getattr(one, "__dict__", {})
+
+
+def _mangled(kind: str, name: str) -> str:
+    return f"_{kind.lstrip('_')}{name}" if name.startswith("__") else name

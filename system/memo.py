@@ -17,9 +17,11 @@ class Memo(Generic[Result]):
 
     def of(self, depends: Hashable, make: Callable[[], Result]) -> Result:
         """Returns what `make` gives for all that it `depends` on."""
-        if depends not in self._found:
-            self.keep(depends, make())
-        return self._found[depends]
+        found = self._found.get(depends)
+        if found is None:
+            found = make()
+            self.keep(depends, found)
+        return found
 
     def known(self, depends: Hashable) -> Result | None:
         """Returns the result that is remembered; None: there is none."""

@@ -29,7 +29,9 @@ class Reached(NamedTuple):
         return deepcopy(self, {id(self.drawn): drawn})
 
 
+# The last two, of no more keys than this many numbers.
 _REACHED = Memo[Reached](2)
+_MOST_NUMBERS = 1 << 24
 
 
 class SkipMemo:
@@ -41,6 +43,8 @@ class SkipMemo:
         self._keys = keys
         # Stands for all that it depends on; None: that cannot be told.
         self._begun: Hashable = None
+        if keys.keys.size > _MOST_NUMBERS:
+            return
         try:
             begun = digest_of((kept, keys.parts, wanted), keys.keys)
         except Unclear:

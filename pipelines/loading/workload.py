@@ -36,12 +36,14 @@ from kvferry.traces.requests import ContextRequests, context_requests
 from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
 
-# Of what each system of a comparison loads, one after the other.
-_LABELS = ArrayMemo(64)
+# Of what each system of a comparison loads, one after the other: of problems of no more units than this.
+_LABELS, _MOST_LABELS = ArrayMemo(64), 1 << 17
 
 
 def remembered_labels(problem: LoadProblem) -> np.ndarray:
-    """The ``column_labels`` of a problem, worked out once for equal ones; not to be written to."""
+    """Returns the ``column_labels`` of a problem, worked out once for equal ones; not to be written to."""
+    if problem.units > _MOST_LABELS:
+        return column_labels(problem)
     costs = np.stack((problem.compute_s, problem.stream_bytes))
     return _LABELS.of(costs, make=lambda: column_labels(problem))
 

@@ -87,17 +87,17 @@ class WindowedClusters(KeptClusters):
         return Update(changed=nothing, joined=[()] * layers, made=[made] * layers, changes=changes)
 
     def skip(self, tokens: int, stored: int, keys: KeysAhead, wanted: Callable[[int], float]) -> None:
-        rows = self.places.shape[1]
-        with self.places.ahead(keys.kinds):
-            for _ in range(tokens):
-                keys.go_on()
-                self.tokens += 1
-                if self.tokens == self._window_tokens:
-                    made, found = keys.group(self._window_tokens, self._clusters(0), self.places.most(0))
-                    by_kind, labels = (of.reshape(keys.kinds, rows, -1) for of in (made, found))
-                    for layer in range(keys.kinds):
-                        self._opened(layer, by_kind[layer], labels[layer])
-                    self.tokens = 0
+        layers, rows, _ = self.places.shape
+        for _ in range(tokens):
+            keys.go_on()
+            self.tokens += 1
+            if self.tokens == self._window_tokens:
+                made, found = keys.group(self._window_tokens, self._clusters(0), self.places.most(0))
+                by_kind, labels = (of.reshape(keys.kinds, rows, -1) for of in (made, found))
+                # Layer by layer, as ``append`` does: a row's clusters lie beside each other.
+                for layer in range(layers):
+                    self._opened(layer, by_kind[layer % keys.kinds], labels[layer % keys.kinds])
+                self.tokens = 0
 
     def _clusters(self, layer: int) -> int:
         """Returns the clusters of a window, as far as rows have room. InputError when they have none."""

@@ -6,10 +6,8 @@ from kvferry.policies.loading.problem import LoadProblem
 
 
 class LoadProgress:
-    """The state that loaders read. Only the pipeline (and a planner that rehearses) writes it.
-
-    Byte strings and lists, not arrays: single units are looked up thousands of times in a load.
-    """
+    """The state that loaders read. Only the pipeline (and a planner that rehearses) writes it. Byte strings and lists,
+    not arrays: single units are looked up thousands of times in a load."""
 
     def __init__(self, problem: LoadProblem) -> None:
         self.problem = problem
@@ -67,9 +65,7 @@ class LoadProgress:
         its column (Eq. 2: each chunk exactly once).
         """
         t, l, c = self._place[unit]
-        if self.depth[t][c] != l or self.computing[unit]:
-            return False
-        if self._per_head and self.present[unit]:
+        if self.depth[t][c] != l or self.computing[unit] or (self._per_head and self.present[unit]):
             return False
         attended = self._attends[l]
         return attended is None or self.first_missing[attended][c] >= t
@@ -77,9 +73,7 @@ class LoadProgress:
     def missing_before(self, t: int, l: int, c: int) -> int | None:
         """The first earlier token chunk whose KV keeps (t, l, c) from being computed; None: nothing does."""
         attended = self._attends[l]
-        if attended is None:
-            return None
-        first = self.first_missing[attended][c]
+        first = t if attended is None else self.first_missing[attended][c]
         return first if first < t else None
 
     def hand_over_compute(self, unit: int) -> None:
@@ -155,8 +149,8 @@ class LoadProgress:
     def _advance_first_missing(self, unit: int) -> None:
         """The first missing unit of a row was missing until now: go to the next one."""
         t, l, c = self._place[unit]
-        present, computing, units = self.present, self.computing, len(self.present)
-        while unit < units and (present[unit] or computing[unit]):
+        present, computing = self.present, self.computing
+        while unit < len(present) and (present[unit] or computing[unit]):
             unit += self._to_next_chunk
             t += 1
         self.first_missing[l][c] = t

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from kvferry.layouts.cluster_by_cluster import ContiguousLayout
 from kvferry.layouts.cluster_layout import ClusterLayout, PlacedClusters
 from kvferry.layouts.dual_head import DualHeadLayout
-from kvferry.layouts.pools import PoolLayout
+from kvferry.layouts.pieces import Pieces
+from kvferry.layouts.pools import PoolLayout, Pools
 from kvferry.layouts.sequence_order import SequenceLayout
+from kvferry.policies.decode.local_clusters import WindowedClusters
 
 KINDS, LAYERS = 2, 5
 SIZES: dict[str, Any] = {
@@ -80,3 +82,56 @@ def test_layers_that_follow_lie_as_if_changed_by_themselves(
         one, other = each.whole(layer), ahead.whole(layer)
         for column in ("rows", "blocks", "firsts", "tokens", "offsets", "down"):
             assert getattr(one, column).tolist() == getattr(other, column).tolist(), column
+
+
+class AlikeKeys:
+    """Keys of `kinds` layers that are told apart, all of which hold the same: clusters of a window are as large."""
+
+    def __init__(self, kinds: int) -> None:
+        self.kinds = kinds
+
+    def go_on(self) -> None:
+        pass
+
+    def group(self, tokens: int, clusters: int, first: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.tile(np.arange(tokens) % clusters, (2 * self.kinds, 1))
+        return np.full((2 * self.kinds, clusters), tokens // clusters), labels
+
+
+@pytest.mark.parametrize(("kind", "own"), LAYOUTS)
+def test_windows_lie_layer_by_layer_however_many_layers_are_told_apart(
+    kind: type[ClusterLayout], own: dict[str, Any]
+) -> None:
+    """As decoding puts them: two windows of eight tokens, in four clusters each."""
+    told_apart, alike = start(kind, own), start(kind, own)
+    for blocks, kinds in ((told_apart, LAYERS), (alike, KINDS)):
+        keys: Any = AlikeKeys(kinds)
+        WindowedClusters(blocks, 8, 4).skip(20, 15, keys, lambda tokens: tokens)
+    for layer in range(LAYERS):
+        one, other = told_apart.whole(layer), alike.whole(layer)
+        for column in ("rows", "blocks", "firsts", "tokens", "offsets", "down"):
+            assert getattr(one, column).tolist() == getattr(other, column).tolist(), column
+
+
+class CountingBlocks(Pools):
+    """A plugin's: counts how often blocks of a row have grown."""
+
+    __module__ = "plugin"
+
+    def __init__(self, like: PoolLayout) -> None:
+        super().__init__(like)
+        self.grown = np.zeros(like.all_rows, np.int64)
+
+    def append(self, layer: int, row: int, block: int, tokens: int = 1, here: bool = True) -> Pieces:
+        self.grown[layer * 2 + row] += 1
+        return super().append(layer, row, block, tokens, here)
+
+
+def test_what_a_plugin_counts_by_row_follows() -> None:
+    blocks = CountingBlocks(PoolLayout(**{**SIZES, "spare": 1, "file_spare": 8}))
+    for layer in range(LAYERS):
+        blocks.filled(layer, np.full((2, 5), 3))
+    with blocks.ahead(KINDS):
+        blocks.append(0, 1, 0)
+        blocks.append(1, 0, 0)
+    assert blocks.grown.tolist() == [0, 1, 1, 0] * 2 + [0, 1]

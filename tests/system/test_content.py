@@ -28,6 +28,21 @@ class Plain(Slotted):
         self.number = number
 
 
+class Mangled:
+    __slots__ = ("__hidden",)
+
+    def __init__(self, hidden: int) -> None:
+        self.__hidden = hidden
+
+
+class Letters:
+    __slots__ = "name"
+
+
+class Listed(list[int]):
+    pass
+
+
 class Pair(NamedTuple):
     left: int
     right: int
@@ -57,6 +72,13 @@ def made() -> list[Any]:
         [1, 2],
         (1, 2),
         deque([1, 2]),
+        deque([1, 2], 3),
+        Mangled(1),
+        Mangled(2),
+        np.asfortranarray(np.arange(4.0).reshape(2, 2)),
+        np.arange(4.0).reshape(2, 2),
+        [zeros, zeros],
+        [zeros, zeros.copy()],
         Pair(1, 2),
         defaultdict(list, a=1),
         defaultdict(int, a=1),
@@ -90,7 +112,27 @@ def holding(number: int) -> Callable[[], int]:
     return lambda: number
 
 
-@pytest.mark.parametrize("one", [holding(1), np.array([{}]), object(), iter([1]), pytest.raises])
+def defaulting(number: int = 1) -> int:
+    return number
+
+
+REFUSED = [
+    holding(1),
+    defaulting,
+    lambda: 1,
+    np.array([{}]),
+    np.ma.masked_array([1], [True]),
+    object(),
+    iter([1]),
+    pytest.raises,
+    Letters(),
+    Listed([1]),
+    {1},
+    ValueError("1"),
+]
+
+
+@pytest.mark.parametrize("one", REFUSED)
 def test_what_is_not_clear_is_refused(one: Any) -> None:
     with pytest.raises(Unclear):
         digest_of([one])

@@ -89,3 +89,10 @@ def test_what_others_have_written_is_not_remembered(skips: list[int], monkeypatc
     run_scenario(scenario())
     run_scenario(scenario())
     assert len(skips) == 2
+
+
+def test_what_takes_much_memory_is_not_remembered(skips: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skip_memo, "_MOST_NUMBERS", 1000)
+    run_scenario(scenario())
+    run_scenario(scenario())
+    assert len(skips) == 2
