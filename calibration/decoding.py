@@ -92,7 +92,7 @@ def decoding(rig: Rig, folder: Path, point: Point) -> list[Measurement]:
             machine.env.run(until=machine.env.process(LockStepDecode(machine, plan).run(_OUTPUT)))
     at = {
         "batch": float(point.batch),
-        "keys": point.context + (_OUTPUT + _WARM_STEPS) / 2,
+        "keys": float(point.context),
         "context": point.selected_tokens + (_GROUP_TOKENS + 1) / 2,
         "blocks": float(point.batch * plan.choice.heads * (plan.choice.selected or 0)),
     }
