@@ -106,7 +106,7 @@ class CountedClusters(ABC):
         # By row of all layers: blocks, and tokens in each.
         self._blocks = np.full(like.all_rows, like.first_blocks)
         self._tokens = np.zeros((like.all_rows, like.blocks), np.int64)
-        # Nothing is while tokens are skipped.
+        # False while tokens are skipped.
         self._written = True
 
     @property
@@ -176,9 +176,9 @@ class CountedClusters(ABC):
 
     @contextmanager
     def ahead(self, kinds: int) -> Iterator[None]:
-        """Lets tokens be skipped: blocks of the first `kinds` layers change, and nothing is written, so that there are
-        no pieces and no counts. Layers behind, each of which is like one of the first in turn, have come to the same
-        once it ends, each at places of its own."""
+        """Lets tokens be skipped: inside, only blocks of the first `kinds` layers change, and nothing is written, so
+        there are no pieces and no counts. At the end every other layer gets what the first layer like it has, in turn,
+        at places of its own."""
         layers, rows, _ = self.shape
         first = (np.arange(layers)[:, None] % kinds * rows + np.arange(rows)).ravel()
         self._written = False
@@ -189,7 +189,7 @@ class CountedClusters(ABC):
         finally:
             self._written = True
         if not type(self).__module__.startswith("kvferry."):
-            # A plugin's layout may count by row what this does not know of.
+            # A plugin's layout may keep arrays by row that no `_follow` copies.
             for of_rows in vars(self).values():
                 if isinstance(of_rows, np.ndarray) and of_rows.shape[:1] == first.shape:
                     of_rows[:] = of_rows[first]

@@ -1,4 +1,4 @@
-"""Where pools of blocks begin in the file: found one by one, or for many layers once tokens have been skipped."""
+"""Places pools of blocks in the file: one by one, or for many layers at once after tokens were skipped."""
 
 from typing import NamedTuple
 
@@ -19,10 +19,10 @@ class _Change(NamedTuple):
 
 
 class PoolPlaces:
-    """``at`` int64[rows, blocks]: the byte offset of each block's pool in the file.
+    """Keeps ``at`` int64[rows, blocks], the byte offset of each block's pool in the file.
 
-    Between ``wait`` and ``follow`` rows stand for others that are like them, as no place is asked for: changes are kept
-    in their order, and carried out together, for each row that is like theirs.
+    Between ``wait`` and ``follow`` no place is asked for. Changes of one row are kept in order, and then carried out
+    for that row and for each row like it.
     """
 
     def __init__(self, shape: tuple[int, ...], file_bytes: int) -> None:
@@ -32,12 +32,12 @@ class PoolPlaces:
         self._waiting: list[list[_Change]] | None = None
 
     def step(self) -> None:
-        """Begins changes that a row carries out before the next one that is like it does."""
+        """Begins a group of changes that ``follow`` carries out for one row as a whole, before the next row like it."""
         if self._waiting is not None:
             self._waiting.append([])
 
     def take(self, row: int, block: int, n_bytes: int) -> None:
-        """InputError when the file has no room."""
+        """Gives a block a pool of its own. Raises InputError when the file has no room."""
         self._change(_Change(row, block, n_bytes))
 
     def give_back(self, row: int, block: int, n_bytes: int) -> None:
@@ -51,7 +51,7 @@ class PoolPlaces:
         self._waiting = []
 
     def follow(self, first: np.ndarray) -> None:
-        """Carries out what waits, each step for all rows whose `first` row that is like them (int[all rows]) it is of.
+        """Carries out the waiting changes, each group for every row whose `first` row (int[all rows]) made it. Raises
         InputError when the file has no room."""
         assert self._waiting is not None
         steps, self._waiting = self._waiting, None

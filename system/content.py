@@ -13,7 +13,7 @@ _OWN = ("kvferry", "numpy", "builtins", "collections", "functools")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _LISTS = (list, tuple)
 _DICTS = (dict, defaultdict, OrderedDict)
-# What a subclass of these holds is not among its attributes.
+# Refused as base classes: their content is not among an object's attributes.
 _BUILT_IN = (*_PLAIN[:-1], *_LISTS, dict, set, frozenset, deque, np.ndarray, BaseException, staticmethod, classmethod)
 
 

@@ -29,7 +29,7 @@ _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in _THREADS}
 _LOOK_S = 1.0
 # An idle worker ends by itself.
 _IDLE_S = 300
-# loky replaces a worker between two points whose memory has grown by 300 MB, and says this to whoever waits.
+# Begins the warning that loky prints when it replaces a worker whose memory has grown by 300 MB; no point is lost.
 _REPLACED = "A worker stopped while some jobs were given"
 
 Batch = list[Point]

@@ -236,8 +236,8 @@ class Paper:
         return spec.seeds or self.seeds or (None,)
 
     def seeds_of_run(self, key: Key) -> tuple[int | None, ...]:
-        """The experiment's seeds; the first of them for a run on which no claim, printed cell or order of systems
-        rests."""
+        """Returns the experiment's seeds; the first of them for a run on which no claim, printed cell or order of
+        systems rests."""
         seeds = self.seeds_of(key.experiment)
         return seeds if key in self._judged else seeds[:1]
 

@@ -46,7 +46,7 @@ class UnderWay:
         # When a unit was last handed over or arrived, and what wakes a watch that sleeps longer than a window then.
         self._moved_s = self.env.now
         self._awaited: simpy.Event | None = None
-        # What the loader keeps on the link, and the facts that this was asked for with.
+        # Remembers the loader's window in bytes, and the facts for which it was asked.
         self._window: tuple[LoadFacts | None, float] = None, 0.0
         loader.start(problem, self.facts)
 
@@ -61,7 +61,7 @@ class UnderWay:
 
     @property
     def window_bytes(self) -> float:
-        """How many bytes the loader keeps on the link, by the present facts."""
+        """Returns how many bytes the loader keeps on the link, by the present facts."""
         facts, n_bytes = self._window
         if facts is not self.facts:
             n_bytes = self.loader.window.n_bytes(self.facts)

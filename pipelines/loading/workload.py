@@ -36,7 +36,8 @@ from kvferry.traces.requests import ContextRequests, context_requests
 from kvferry.traces.resolve import link_trace
 from kvferry.traces.stored import StoredContext
 
-# Of what each system of a comparison loads, one after the other: of problems of no more units than this.
+# Remembers labels, as the systems of a comparison load the same contexts one after the other; those of larger problems
+# are not kept.
 _LABELS, _MOST_LABELS = ArrayMemo(64), 1 << 17
 
 

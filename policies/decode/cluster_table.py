@@ -1,5 +1,7 @@
 """Counts, means and variances of the clusters of many rows, kept up to date key by key (DynaKV 4)."""
 
+from typing import Any
+
 import numpy as np
 
 
@@ -66,8 +68,7 @@ class ClusterTable:
         apart = vectors - before
         self.means[rows, clusters] = means = before + apart / counts[:, None]
         self.squares[rows, clusters] += (apart * (vectors - means)).sum(-1)
-        self._points[rows, :, clusters] = means
-        self._halves[rows, clusters] = (means**2).sum(-1) / 2
+        self._copy(rows, clusters, means)
         self.used[rows] = np.maximum(self.used[rows], clusters + 1)
 
     def set(self, row: int, cluster: int, vectors: np.ndarray) -> None:
@@ -75,6 +76,10 @@ class ClusterTable:
         self.counts[row, cluster] = len(vectors)
         self.means[row, cluster] = mean = vectors.mean(0, dtype=float)
         self.squares[row, cluster] = ((vectors - mean) ** 2).sum()
-        self._points[row, :, cluster] = mean
-        self._halves[row, cluster] = (mean**2).sum() / 2
+        self._copy(row, cluster, mean)
         self.used[row] = max(self.used[row], cluster + 1)
+
+    def _copy(self, rows: Any, clusters: Any, means: np.ndarray) -> None:
+        """Keeps the means of a cluster in each row, or of one cluster, as scores are worked out from them."""
+        self._points[rows, :, clusters] = means
+        self._halves[rows, clusters] = (means**2).sum(-1) / 2

@@ -38,7 +38,7 @@ class LoadProgress:
         self.reading_bytes = 0.0
         self.computing_s = 0.0
         self._compute_s: list[float] = problem.compute_s.ravel().tolist()
-        # Of the problem, looked up for every unit again and again.
+        # Copied from the problem, as every unit is looked up many times.
         self._place = problem.places
         self._attends = [problem.attended_layer(l) for l in range(problem.layers)]
         self._per_head = problem.coupling == "per_head"

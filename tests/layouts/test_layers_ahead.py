@@ -85,7 +85,7 @@ def test_layers_that_follow_lie_as_if_changed_by_themselves(
 
 
 class AlikeKeys:
-    """Keys of `kinds` layers that are told apart, all of which hold the same: clusters of a window are as large."""
+    """Stands for keys of `kinds` different layers. Every layer groups a window into the same clusters of equal size."""
 
     def __init__(self, kinds: int) -> None:
         self.kinds = kinds

@@ -1,4 +1,4 @@
-"""Runs of a paper that have work in common are told by their kin."""
+"""Checks which of a paper's runs share work, and so have the same kin."""
 
 from kvferry.analysis.reproduction.kin import kin_of
 from kvferry.scenarios.loader import load_scenario
